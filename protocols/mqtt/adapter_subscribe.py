@@ -102,18 +102,15 @@ class Subscribing:
 
     async def subscribe_unasked(self) -> None:
         """Add what every client is subscribed to (`auto_subscriptions`)."""
-        rules = self._adapter.config.auto_subscriptions
-        if rules:
-            requests = [
-                SubscriptionRequest(
-                    self._rewriting.filled(one.topic),
-                    one.qos,
-                    one.no_local,
-                    one.retain_as_published,
-                    one.retain_handling,
-                )
-                for one in rules
-            ]
+        requests = []
+        for one in self._adapter.config.auto_subscriptions:
+            topic_filter = self._rewriting.filled(one.topic)
+            if topic_filter is None:
+                log.warning("MQTT %s: not subscribed to %r: a name has a wildcard", self._adapter.peer, one.topic)
+                continue
+            terms = one.qos, one.no_local, one.retain_as_published, one.retain_handling
+            requests.append(SubscriptionRequest(topic_filter, *terms))
+        if requests:
             await self._add(requests, 0)
 
     async def _add(

@@ -3,7 +3,8 @@ to without asking, `auto_subscriptions`.
 
 Rules are tried in order; the first whose expression matches the whole topic says what it becomes: `$1` to `$9` are the
 groups of the expression, `%c` and `%u` the identifier and the user name of the client. A filter is rewritten as it
-stands, wildcards and all. What would become no topic, or none within the limits, stays as it is.
+stands, wildcards and all. What would become no topic, or none within the limits, stays as it is. So does what asks for
+the name of a client or user that has a wildcard in it: clients choose their identifiers, and it would stand for all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from protocols.mqtt.packets import check_topic_filter, check_topic_name
 from protocols.mqtt.reasons import MqttProtocolError
 
 _VARIABLE = re.compile(r"\$([1-9])|%([cu])")
+_WILDCARDS = frozenset("+#")
 
 
 @cache
@@ -66,6 +68,12 @@ class AutoSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retain_as_published: bool = False
     retain_handling: Annotated[int, Meta(ge=0, le=2)] = 0
 
+    def __post_init__(self) -> None:
+        try:
+            check_topic_filter(_VARIABLE.sub("x", self.topic))
+        except MqttProtocolError as error:
+            raise ValueError(f"auto_subscriptions: '{self.topic}': {error}") from None
+
 
 class Rewriting:
     """The rules as they are for one client. `name` and `filter` give what is published to and subscribed to instead."""
@@ -99,19 +107,21 @@ class Rewriting:
             if found is not None:
                 made = self.filled(to, found)
                 try:
-                    check(made)
+                    check(made or "")
                 except MqttProtocolError:
                     return topic
-                return topic if self._over_limit(made) else made
+                return topic if made is None or self._over_limit(made) else made
         return topic
 
-    def filled(self, text: str, found: Any = None) -> str:
-        """A text with what its variables stand for."""
+    def filled(self, text: str, found: Any = None) -> str | None:
+        """A text with what its variables stand for; None: a name that it asks for has a wildcard."""
+        names = {"c": self._client_id, "u": self._user_name}
 
         def value(one: re.Match[str]) -> str:
             number, letter = one.groups()
             if letter:
-                return self._client_id if letter == "c" else self._user_name
+                return names[letter]
             return (found[int(number)] or "") if found is not None else one[0]
 
-        return _VARIABLE.sub(value, text)
+        asked = "".join(names[letter] for _, letter in _VARIABLE.findall(text) if letter)
+        return None if not _WILDCARDS.isdisjoint(asked) else _VARIABLE.sub(value, text)

@@ -44,6 +44,20 @@ def test_rules(topic: str, published: str, subscribed: str) -> None:
     assert rewriting.filter(topic) == subscribed
 
 
+@pytest.mark.parametrize("name", ["#", "+", "+/#", "a#"])
+def test_a_name_with_a_wildcard_stands_for_nobody(name: str) -> None:
+    rules = TopicRewrite("mine/(.+)", "of/%c/$1"), TopicRewrite("ours/(.+)", "of/%u/$1")
+    assert Rewriting(rules, name, "me", MqttConfig().over_limit).filter("mine/x") == "mine/x"
+    assert Rewriting(rules, name, "me", MqttConfig().over_limit).filter("ours/x") == "of/me/x"
+    assert Rewriting(rules, "c", name, MqttConfig().over_limit).filter("ours/x") == "ours/x"
+
+
+@pytest.mark.parametrize("topic", ["", "a/#/b", "a+"])
+def test_a_subscription_of_everybody_that_cannot_be_is_told_at_the_start(topic: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="auto_subscriptions"):
+        msgspec.convert({"auto_subscriptions": [{"topic": topic}]}, MqttConfig)
+
+
 @pytest.mark.parametrize(("match", "to"), [("(", "x"), ("a/(.+)", "b/$2"), (r"(a)\1", "b")])
 def test_rules_that_make_no_sense_are_told_at_the_start(match: str, to: str) -> None:
     with pytest.raises(msgspec.ValidationError, match="topic_rewrites"):
@@ -90,6 +104,15 @@ async def test_clients_have_subscriptions_that_they_did_not_ask_for(world: World
     assert told[1][1].endswith(b"kept")
     await sender.send(publish("inbox/c1", b"1", qos=1, packet_id=1), publish("inbox/c2", b"2"), publish("news", b"3"))
     assert [(topic, body) for topic, _, _, body in client.take_deliveries()] == [("inbox/c1", b"1"), ("news", b"3")]
+
+
+async def test_who_is_called_by_a_wildcard_is_subscribed_to_nobodys(world: World) -> None:
+    config = MqttConfig(auto_subscriptions=(AutoSubscription("inbox/%c", qos=1), AutoSubscription("news")))
+    sender = await world.client("sender")
+    for name in ("#", "+", "+/#", "a#"):
+        client = await world.client(name, config=config)
+        await sender.send(publish("inbox/c1", b"1"), publish("inbox/c1/x", b"2"), publish("news", b"3"))
+        assert [topic for topic, _, _, _ in client.take_deliveries()] == ["news"]
 
 
 # --- exclusive subscriptions ---------------------------------------------------------------
