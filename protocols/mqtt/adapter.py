@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 KEEP_ALIVE_FACTOR = 1.5
 VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 """What the levels of the protocol are called."""
+_SHOWN_MAX = 200
+"""Most characters of a name that a client may have made up."""
 
 Deliver = Callable[[Consumer, int, Slab, int, int, bool], None]
 
@@ -98,6 +100,8 @@ class MqttAdapter:
         self._heard = False
         """Packets came since the deadline was set; it is worked out when the turn is over."""
         self.connect = Connect(4, "")
+        self._shown_name = ""
+        """What the client calls itself, in the log: those who are refused as well."""
         self.traffic = system_of(self).traffic
         self.traffic.sockets += 1
         self.session: Session | None = None
@@ -209,28 +213,29 @@ class MqttAdapter:
 
     async def _open(self, connect: Connect) -> None:
         """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
+        self._shown_name = connect.client_id
         try:
             self.broker.bans.require_welcome("", "", self.peer)
         except BrokerError as error:
             log.warning("MQTT %s: %s", self.peer, error)
-            self._refuse(reason_of(error, CONNACK_REASONS))
+            self._refuse(reason_of(error, CONNACK_REASONS), connect)
             return
         if connect.authentication_method is not None and self._login.shown is None:
             code = await self._authentication.begin(connect)
             if code != ReasonCode.SUCCESS:
-                self._refuse(code)
+                self._refuse(code, connect)
             return
         code = await self._login.refusal(connect)
         if self.closed:
             return
         assigned = not connect.client_id
         lengthen(connect, self.config)
-        connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
+        connect.client_id = self._shown_name = connect.client_id or f"auto-{secrets.token_hex(12)}"
         excess = connect.will and self.config.over_limit(connect.will.topic)
         if code == ReasonCode.SUCCESS and not excess:
             code = self._join(connect)
         if code != ReasonCode.SUCCESS:
-            self._refuse(code)
+            self._refuse(code, connect)
             return
         if excess:
             if self.wire.has_properties:
@@ -305,16 +310,17 @@ class MqttAdapter:
                 await self._lasting.expire_after(expiry_s)
         self.end("the client disconnected", logging.DEBUG)
 
-    def _refuse(self, code: ReasonCode) -> None:
+    def _refuse(self, code: ReasonCode, connect: Connect | None) -> None:
         self.outbox.write(self.wire.connack(code))
-        self.end(f"CONNECT refused: {code.name}")
+        user = self._authentication.asked_for or (connect and self._login.user_of(connect)) or ""
+        self.end(f"CONNECT of user {user[:_SHOWN_MAX]!r} refused: {code.name}")
 
     async def _authenticate(self, event: Authenticate) -> None:
         """AUTH: a step of a login that CONNECT began, or of a later one."""
         code, connect = await self._authentication.go_on(event)
         if code != ReasonCode.SUCCESS:
             if self.session is None:
-                self._refuse(code)
+                self._refuse(code, connect)
             else:
                 self.outbox.write(self.wire.disconnect(code))
                 self.end(f"not authenticated: {code.name}")
@@ -371,7 +377,8 @@ class MqttAdapter:
             self.outbox.write(self.wire.disconnect(code, reason, packet_bytes_max=self.connect.packet_bytes_max))
         self.closed = True
         self._deadline_s = math.inf
-        log.log(level, "MQTT %s: closing the connection of client %r: %s", self.peer, self.connect.client_id, reason)
+        name = self._shown_name[:_SHOWN_MAX]
+        log.log(level, "MQTT %s: closing the connection of client %r: %s", self.peer, name, reason)
         self.outbox.write(b"")  # makes the shell look at `closed` when it was not our own read that ended it
 
     def taken_over(self) -> None:

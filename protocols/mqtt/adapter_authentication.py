@@ -37,6 +37,8 @@ class Authentication:
         self._connect: Connect | None = None
         self.user: str | None = None
         """Who the client has shown to be."""
+        self.asked_for: str | None = None
+        """Who it says that it is."""
 
     async def begin(self, connect: Connect) -> ReasonCode:
         """The first message of a CONNECT: SUCCESS when the client was asked for a proof, else why it is refused."""
@@ -51,6 +53,7 @@ class Authentication:
             exchange = ScramServer(scram.MECHANISMS[method], data)
         except Refused:
             return ReasonCode.NOT_AUTHORIZED
+        self.asked_for = exchange.user
         challenge = exchange.challenge(await self._adapter.broker.rights.scram_credential(exchange.user, method))
         self._exchange = exchange
         self._adapter.outbox.write(self._adapter.wire.auth(ReasonCode.CONTINUE_AUTHENTICATION, method, challenge))

@@ -13,7 +13,7 @@ from protocols.mqtt.reasons import ReasonCode
 from routing.access.scram import MECHANISMS
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.test_wire import paho_properties
-from tests.protocols.mqtt.wire import PINGREQ, packets
+from tests.protocols.mqtt.wire import PINGREQ, connect, packets
 from tests.protocols.mqtt.wire_5 import auth_5, block, connect_5, publish_5
 
 PEER = "192.0.2.1:5000"
@@ -84,6 +84,27 @@ async def test_who_is_not_welcome_is_told_the_same(world: World, user: str, pass
     assert await log_in(client, user, password) == ReasonCode.NOT_AUTHORIZED
     assert client.closed
     assert not world.broker.clients
+
+
+async def test_the_log_says_who_was_refused(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator looks for the one device with an old password, behind an address that it shares with others."""
+    told = "closing the connection of client {!r}: CONNECT of user {!r} refused: {}"
+    assert await log_in(stranger(world), "me", "wrong") == ReasonCode.NOT_AUTHORIZED
+    assert told.format("c1", "me", "NOT_AUTHORIZED") in caplog.text
+    for client_id, user, reason in (
+        ("c2", "me", "BAD_USER_NAME_OR_PASSWORD"),
+        ("c" * 300, "me", "CLIENT_IDENTIFIER_NOT_VALID"),
+        ("c3", "m" * 300, "BAD_USER_NAME_OR_PASSWORD"),
+    ):
+        client = stranger(world)
+        await client.send(connect(client_id, user=user, password=b"wrong"))
+        assert client.closed
+        assert told.format(client_id[:200], user[:200], reason) in caplog.text
+    by_certificate = world.open(
+        peer=PEER, authenticate=authenticator(world.broker.rights), peer_certificate_name="gateway-9"
+    )
+    await by_certificate.send(connect("c4"))
+    assert told.format("c4", "gateway-9", "BAD_USER_NAME_OR_PASSWORD") in caplog.text
 
 
 async def test_mqtt_4_12_0_1_an_unknown_method(world: World) -> None:
