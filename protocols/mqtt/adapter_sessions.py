@@ -118,10 +118,6 @@ def queue_name(client_id: str) -> str:
     return f"mqtt.{client_id}"
 
 
-_OF_SESSIONS = {"x-keep-delivered": True}
-"""What a client has been sent does not expire (MQTT-4.3.3-7)."""
-
-
 def limits_of(config: MqttConfig) -> dict[str, Any]:
     """The arguments of a client's queue that say how much may wait in it."""
     return {name: limit for name, limit in _limits(config).items() if limit}
@@ -129,6 +125,13 @@ def limits_of(config: MqttConfig) -> dict[str, Any]:
 
 def _limits(config: MqttConfig) -> dict[str, int | None]:
     return {"x-max-length": config.queued_messages_max or None, "x-max-length-bytes": config.queued_bytes_max or None}
+
+
+def _keeping(config: MqttConfig) -> dict[str, Any]:
+    """The arguments of a session's queue that say what is kept: what a client has been sent does not expire
+    (MQTT-4.3.3-7).
+    """
+    return {"x-keep-delivered": True, "x-keep-transient": config.offline_qos_0}
 
 
 def granted_expiry_s(expiry_s: int) -> int:
@@ -228,13 +231,13 @@ async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession
         if not connect.session_expiry_s:
             return None
         expires_ms = _expires_ms(connect.session_expiry_s)
-        arguments = limits_of(adapter.config) | _OF_SESSIONS | {"x-keep-transient": adapter.config.offline_qos_0}
+        arguments = limits_of(adapter.config) | _keeping(adapter.config)
         if expires_ms is not None:
             arguments["x-expires"] = expires_ms
         await broker.declare_queue(name, durable=True, arguments=arguments, owner=adapter, vhost=vhost)
     session = LastingSession(adapter, client_id, present)
     if present and there is not None:
-        wanted = _limits(adapter.config) | _OF_SESSIONS | {"x-expires": _expires_ms(connect.session_expiry_s)}
+        wanted = _limits(adapter.config) | _keeping(adapter.config) | {"x-expires": _expires_ms(connect.session_expiry_s)}
         changes = {key: value for key, value in wanted.items() if there.arguments.get(key) != value}
         if changes:
             await session.change(changes)

@@ -208,3 +208,21 @@ async def test_mqtt_3_3_4_9_the_window_counts_what_is_not_completed() -> None:
             assert [payload for *_, payload in publishes(await told(client, 1))] == [b"\2"]
             await client.send(answer(PUBCOMP, found[1][2]))
             assert [payload for *_, payload in publishes(await told(client, 1))] == [b"\3"]
+
+
+async def test_what_is_kept_of_qos_0_follows_the_setting_when_the_client_comes_back() -> None:
+    async with broker(MemoryFiles()) as world:
+        sender = await world.client("sender")
+        kept = []
+        for offline_qos_0 in (False, True, False):
+            config = MqttConfig(offline_qos_0=offline_qos_0)
+            client = await join(world, "c", config=config)
+            await client.send(subscribe(1, ("a", 1)))
+            client.lose()
+            await sender.send(publish("a", b"0"), publish("a", b"1", qos=1, packet_id=1))
+            client = await join(world, "c", config=config)
+            assert await present(client)
+            kept.append([qos for _, qos, _, _ in publishes(await told(client, 1 + offline_qos_0))])
+            await client.send(answer(0x40, *range(1, 10)))
+            client.lose()
+        assert kept == [[1], [0, 1], [1]]
