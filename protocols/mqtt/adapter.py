@@ -31,7 +31,7 @@ from protocols.mqtt.adapter_sessions import LastingSession, lengthen, open_sessi
 from protocols.mqtt.adapter_subscribe import Subscribing
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.adapter_sys import system_of, written_bytes
-from protocols.mqtt.adapter_will import WillOfClient
+from protocols.mqtt.adapter_will import WillOfClient, prepare_will
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.events import (
@@ -231,16 +231,17 @@ class MqttAdapter:
         assigned = not connect.client_id
         lengthen(connect, self.config)
         connect.client_id = self._shown_name = connect.client_id or f"auto-{secrets.token_hex(12)}"
-        excess = connect.will and self.config.over_limit(connect.will.topic)
-        if code == ReasonCode.SUCCESS and not excess:
+        config = self.config
+        rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
+        if code == ReasonCode.SUCCESS:
+            try:
+                prepare_will(connect.will, rewriting, config)
+            except BrokerError as error:
+                self._refuse_will(error)
+                return
             code = self._join(connect)
         if code != ReasonCode.SUCCESS:
             self._refuse(code, connect)
-            return
-        if excess:
-            if self.wire.has_properties:
-                self.outbox.write(self.wire.connack(ReasonCode.TOPIC_NAME_INVALID))
-            self.end(f"will {excess}")
             return
         sessions = sessions_of(self.broker)
         previous = sessions.clients.get(connect.client_id)
@@ -260,9 +261,11 @@ class MqttAdapter:
         if self.closed:
             self._forget()
             return
-        await self._begin(connect, lasting, assigned)
+        await self._begin(connect, lasting, rewriting, assigned)
 
-    async def _begin(self, connect: Connect, lasting: LastingSession | None, assigned: bool) -> None:
+    async def _begin(
+        self, connect: Connect, lasting: LastingSession | None, rewriting: Rewriting, assigned: bool
+    ) -> None:
         """Accept the client: there is a session from now on."""
         config = self.config
         told = connack_properties(config, connect, assigned)
@@ -271,7 +274,6 @@ class MqttAdapter:
         session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
         subscriptions = Subscriptions()
         self.inflight = Inflight(self, session, lasting, min(config.inflight_messages_max, connect.receive_maximum))
-        rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
         self.publishing = Publishing(self, session, lasting, rewriting)
         self.confirm = self.publishing.confirm
         self.delivering = Delivering(self, session, subscriptions, self.inflight)
@@ -280,8 +282,6 @@ class MqttAdapter:
         )
         self.subscribing = Subscribing(self, session, subscriptions, self.delivering, lasting, rewriting)
         self.retaining = Retaining(self, session)
-        if connect.will is not None:
-            connect.will.topic = rewriting.name(connect.will.topic)
         self._will = WillOfClient(self)
         self.traffic.connections += 1
         try:
@@ -314,6 +314,12 @@ class MqttAdapter:
         self.outbox.write(self.wire.connack(code))
         user = self._authentication.asked_for or (connect and self._login.user_of(connect)) or ""
         self.end(f"CONNECT of user {user[:_SHOWN_MAX]!r} refused: {code.name}")
+
+    def _refuse_will(self, error: BrokerError) -> None:
+        reason = reason_of(error, CONNACK_REASONS)
+        if self.wire.has_properties or reason is ReasonCode.NOT_AUTHORIZED:  # else there is no word for it
+            self.outbox.write(self.wire.connack(reason))
+        self.end(f"will: {error}")
 
     async def _authenticate(self, event: Authenticate) -> None:
         """AUTH: a step of a login that CONNECT began, or of a later one."""

@@ -7,15 +7,20 @@ does not say when or where is refused (MQTT 5), or the message dropped, and logg
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
-from routing.errors import InvalidName
+from protocols.convert import topic_to_routing_key
+from routing.errors import AccessRefused, InvalidName
 from routing.facts import pack
 from routing.message import Slab
 from routing.republishing.later import NAME
 
 _DELAYED = "$delayed."
 _SYSTEM = "$SYS"
+_BRIDGE_STATE = re.compile(r"\$SYS\.broker\.connection\.[^.]+\.state")
+"""What Mosquitto lets clients publish below `$SYS`: its bridges retain "1" there, and have "0" as their will."""
+OWN_TOPICS = "topics below $SYS are the broker's own"
 SECONDS_MAX = 42_949_669
 _DIGITS_MAX = 12
 
@@ -54,7 +59,18 @@ def _kind_of(key: str) -> Kind:
         return Kind.ORDINARY
     if key.startswith(_DELAYED):
         return Kind.DELAYED
-    return Kind.SYSTEM if key == _SYSTEM or key.startswith(_SYSTEM + ".") else Kind.ORDINARY
+    if key != _SYSTEM and not key.startswith(_SYSTEM + "."):
+        return Kind.ORDINARY
+    return Kind.ORDINARY if _BRIDGE_STATE.fullmatch(key) else Kind.SYSTEM
+
+
+def check_will(topic: str) -> None:
+    """Raises AccessRefused, InvalidName for the topic of a will to which none can be published."""
+    kind = _kind_of(topic_to_routing_key(topic))
+    if kind is Kind.SYSTEM:
+        raise AccessRefused(OWN_TOPICS)
+    if kind is Kind.DELAYED:
+        raise InvalidName(f"'{topic}' is no topic of a will, which has a delay of its own (Will Delay Interval)")
 
 
 def to_later(slab: Slab, now_ms: int) -> tuple[Slab | None, InvalidName | None]:
@@ -83,6 +99,8 @@ def _parsed(key: str, now_ms: int) -> tuple[int, str]:
     _, seconds, *rest = key.split(".", 2)
     if not rest or not rest[0] or not seconds.isascii() or not seconds.isdecimal() or len(seconds) > _DIGITS_MAX:
         raise InvalidName(f"'{key}' does not say when and where to publish")
+    if _kind_of(rest[0]) is not Kind.ORDINARY:
+        raise InvalidName(f"'{key}' cannot be published later")
     delay_ms = int(seconds) * 1000
     if delay_ms > SECONDS_MAX * 1000:
         delay_ms -= now_ms

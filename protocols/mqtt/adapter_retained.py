@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from protocols.mqtt.adapter_dollar import Kind, Mixed, NotReady, divided, to_later
+from protocols.mqtt.adapter_dollar import OWN_TOPICS, Kind, Mixed, NotReady, divided, to_later
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions
 from protocols.mqtt.events import SubscriptionRequest
 from protocols.mqtt.raw import GIVEN, RETAIN, mark_in, mark_of, with_flags, with_mark, with_qos_max
@@ -64,7 +64,7 @@ class Retaining:
             elif kind is Kind.DELAYED:
                 self._plan_delayed(part, parts)
             else:
-                self._refuse(AccessRefused("topics below $SYS are the broker's own"), part)
+                self._refuse(AccessRefused(OWN_TOPICS), part)
         for part, kept in parts:
             if kept:
                 self._publish_kept(part, confirm=confirm, mandatory=mandatory)

@@ -237,7 +237,9 @@ async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession
         await broker.declare_queue(name, durable=True, arguments=arguments, owner=adapter, vhost=vhost)
     session = LastingSession(adapter, client_id, present)
     if present and there is not None:
-        wanted = _limits(adapter.config) | _keeping(adapter.config) | {"x-expires": _expires_ms(connect.session_expiry_s)}
+        wanted = (
+            _limits(adapter.config) | _keeping(adapter.config) | {"x-expires": _expires_ms(connect.session_expiry_s)}
+        )
         changes = {key: value for key, value in wanted.items() if there.arguments.get(key) != value}
         if changes:
             await session.change(changes)

@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt import events
+from protocols.mqtt.adapter_dollar import check_will
 from protocols.mqtt.adapter_sessions import granted_expiry_s
+from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.raw import GIVEN, RETAIN, head_of, mark_of, with_flags, with_mark
+from protocols.mqtt.topics import Rewriting
+from routing.errors import InvalidName
 from routing.facts import TTL_MS_MAX
 from routing.kept.wills import Will
 from routing.message import Properties
@@ -62,6 +66,17 @@ class WillOfClient:
             return
         delay_s = min(connect.will.delay_s, granted_expiry_s(connect.session_expiry_s))
         self._wills.send(self._vhost, self._name, delay_s * 1000)
+
+
+def prepare_will(will: events.Will | None, rewriting: Rewriting, config: MqttConfig) -> None:
+    """Give a will the topic that it will be published to. Raises BrokerError: none can be published to it."""
+    if will is None:
+        return
+    excess = config.over_limit(will.topic)
+    if excess:
+        raise InvalidName(excess)
+    will.topic = rewriting.name(will.topic)
+    check_will(will.topic)
 
 
 def to_kept(will: events.Will, user: str, client_id: str, expiry_s: int) -> Will:

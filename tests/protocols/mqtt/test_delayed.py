@@ -11,12 +11,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_dollar import SECONDS_MAX, to_later
+from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.reasons import ReasonCode
+from protocols.mqtt.topics import TopicRewrite
 from routing.administration import administer
 from routing.broker import Broker, open_broker
 from routing.facts import delay_ms_of
 from routing.message import Properties, Slab
 from tests.protocols.mqtt.conftest import Client, World, later
-from tests.protocols.mqtt.wire import deliveries, packets, puback, publish, subscribe
+from tests.protocols.mqtt.wire import connect, deliveries, packets, puback, publish, subscribe, text
+from tests.protocols.mqtt.wire_5 import connect_5, sized
 
 NOW_MS = 1_700_000_000_000
 
@@ -135,7 +139,8 @@ def test_when_and_where(key: str, delay_ms: int, left: str) -> None:
 
 
 BAD = ["$delayed/", "$delayed/5", "$delayed/5/", "$delayed/x/a", "$delayed/-1/a", "$delayed/1.5/a", "$delayed/²/a",
-       f"$delayed/{NOW_MS // 1000 + SECONDS_MAX + 9}/a", "$delayed/9999999999999/a", "$delayed//a"]  # fmt: skip
+       f"$delayed/{NOW_MS // 1000 + SECONDS_MAX + 9}/a", "$delayed/9999999999999/a", "$delayed//a", "$delayed/1/$SYS/a",
+       "$delayed/1/$delayed/1/a"]  # fmt: skip
 
 
 async def test_what_says_neither_is_dropped_and_acknowledged(
@@ -161,6 +166,41 @@ async def test_sys_is_the_brokers_own(world: World, topic: str) -> None:
     publisher = await world.client("p")
     await sent(publisher, publish(topic, b"x", qos=1), publish("a", b"y", qos=1, packet_id=2), count=2)
     assert watcher.take() == publish("a", b"y")
+
+
+@pytest.mark.parametrize(
+    ("topic", "reason"), [("$SYS/a", ReasonCode.NOT_AUTHORIZED), ("$delayed/1/a", ReasonCode.TOPIC_NAME_INVALID)]
+)
+async def test_a_will_that_cannot_be_published_is_told_when_the_client_connects(
+    world: World, topic: str, reason: ReasonCode
+) -> None:
+    config = MqttConfig(topic_rewrites=(TopicRewrite("mine", topic),))
+    for named in (topic, "mine"):
+        old, new = world.open(config=config), world.open(config=config)
+        await old.send(connect("old", will=(named, b"x", 1, True)))
+        assert old.closed
+        assert old.take() == (b"\x20\2\0\5" if reason == ReasonCode.NOT_AUTHORIZED else b"")
+        await new.send(connect_5("new", flags=2 | 4, rest=sized(b"") + text(named) + text(b"x")))
+        assert new.closed
+        ((first, body),) = packets(new.take())
+        assert (first, body[1]) == (0x20, reason)
+    assert not world.broker.clients
+
+
+async def test_a_bridge_tells_whether_it_is_connected(world: World) -> None:
+    """Below `$SYS`, as Mosquitto has it: "1", and "0" as its will."""
+    topic = "$SYS/broker/connection/there.bridge/state"
+    watcher = await world.client("w")
+    await watcher.subscribe(("$SYS/broker/connection/+/state", 1), ("#", 0))
+    bridge = world.open()
+    await bridge.send(connect("bridge", will=(topic, b"0", 1, True)))
+    await bridge.expect(b"\x20\2\0\0")
+    await sent(bridge, publish(topic, b"1", qos=1, packet_id=1, retain=True), count=1)
+    bridge.lose()
+    await watcher.expect(publish(topic, b"1", qos=1, packet_id=1) + publish(topic, b"0", qos=1, packet_id=2))
+    assert world.broker.retained.matching("/", "$SYS.#", "mqtt") == ["$SYS.broker.connection.there/bridge.state"]
+    await sent(await world.client("b"), publish("$SYS/broker/connection/a/b/state", b"", qos=1), count=1)
+    assert watcher.take() == b""
 
 
 async def test_other_topics_with_a_dollar_are_topics(world: World) -> None:
