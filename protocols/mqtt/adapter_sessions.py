@@ -168,6 +168,8 @@ class LastingSession:
         """What the queue held when the connection began, in a cluster (`routing/queues/homes/receipts.py`)."""
         self.taken: set[int] = set()
         self._id = 0
+        self._shortened = False
+        """It is to last for less than before, from when its queue is consumed."""
 
     async def begin(self, client_id: str) -> None:
         """The client's connection begins. Raises BrokerError."""
@@ -205,9 +207,32 @@ class LastingSession:
 
     async def expire_after(self, expiry_s: int) -> None:
         """Have the session last for another time. Raises BrokerError."""
-        await self.change({"x-expires": _expires_ms(expiry_s)})
+        await self._change({"x-expires": _expires_ms(expiry_s)})
 
-    async def change(self, changes: dict[str, Any]) -> None:
+    async def resume(self, config: MqttConfig, expiry_s: int) -> None:
+        """It was there before: have its queue the arguments that it would be made with now. Raises BrokerError.
+
+        A shorter expiry waits for `consumed`: until then it would run, and with it the client's messages.
+        """
+        queue = self.queue
+        if queue is None:
+            return
+        expires_ms, before_ms = _expires_ms(expiry_s), queue.arguments.get("x-expires")
+        wanted = _limits(config) | _keeping(config) | {"x-expires": expires_ms}
+        changes = {key: value for key, value in wanted.items() if queue.arguments.get(key) != value}
+        self._shortened = expires_ms is not None and (before_ms is None or expires_ms < before_ms)
+        if self._shortened:
+            del changes["x-expires"]
+        if changes:
+            await self._change(changes)
+
+    async def consumed(self) -> None:
+        """The client is there, and its queue is consumed. Raises BrokerError."""
+        if self._shortened:
+            self._shortened = False
+            await self.expire_after(self._adapter.connect.session_expiry_s)
+
+    async def _change(self, changes: dict[str, Any]) -> None:
         """Have the queue other arguments. Raises BrokerError."""
         adapter = self._adapter
         await adapter.broker.alter_queue(self.name, changes, owner=adapter, vhost=adapter.config.virtual_host)
@@ -236,12 +261,7 @@ async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession
             arguments["x-expires"] = expires_ms
         await broker.declare_queue(name, durable=True, arguments=arguments, owner=adapter, vhost=vhost)
     session = LastingSession(adapter, client_id, present)
-    if present and there is not None:
-        wanted = (
-            _limits(adapter.config) | _keeping(adapter.config) | {"x-expires": _expires_ms(connect.session_expiry_s)}
-        )
-        changes = {key: value for key, value in wanted.items() if there.arguments.get(key) != value}
-        if changes:
-            await session.change(changes)
+    if present:
+        await session.resume(adapter.config, connect.session_expiry_s)
     await session.begin(client_id)
     return session

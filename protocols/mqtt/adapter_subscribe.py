@@ -90,6 +90,7 @@ class Subscribing:
                 self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
             else:
                 self._consumer = await elsewhere.consume(self._session, self._queue)
+            await self._lasting.consumed()
             await self.shares.resume(self._queue, self._adapter.connect.session_expiry_s)
 
     async def subscribe(self, event: Subscribe) -> None:

@@ -12,6 +12,7 @@ from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import NEVER_S
 from routing.broker import open_broker
 from routing.config import BrokerConfig
+from routing.kept.wills import Will
 from tests.protocols.mqtt.conftest import Client, World, later
 from tests.protocols.mqtt.test_clauses_5 import CONNACK, DISCONNECT, SUBACK, delivery, opened, told
 from tests.protocols.mqtt.wire import PINGREQ, acknowledge, packets, text
@@ -95,6 +96,33 @@ async def test_the_expiry_is_that_of_the_last_connect_or_disconnect(world: World
     client, there = await is_present(world, 0)
     assert there
     client.lose()  # the last CONNECT said that it ends with its connection
+    await later(clock, 1)
+    _, there = await is_present(world, 0)
+    assert not there
+
+
+async def test_a_session_that_is_to_end_with_this_connection_does_not_end_before(
+    world: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a while until the client is there: its will has to be durable before CONNACK."""
+    client, _ = await is_present(world, 100)
+    await client.send(subscribe_5(1, ("t", 1)))
+    client.lose()
+    sender, _ = await opened(world, "sender")
+    await sender.send(publish_5("t", b"x", qos=1))
+    keep = world.broker.wills.keep
+
+    async def slowly(vhost: str, name: str, will: Will) -> None:
+        await keep(vhost, name, will)
+        await later(clock, 1)
+
+    monkeypatch.setattr(world.broker.wills, "keep", slowly)
+    client = world.open()
+    await client.send(connect_5("s", flags=RESUME | WILL, rest=will()))
+    (first, body), *messages = await told(client)
+    assert (first, body[0]) == (CONNACK, 1)
+    assert [delivery(one)[1] for one in messages] == ["t"]
+    client.lose()
     await later(clock, 1)
     _, there = await is_present(world, 0)
     assert not there
