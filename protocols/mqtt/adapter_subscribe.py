@@ -98,6 +98,8 @@ class Subscribing:
         requests = event.requests[: self._adapter.config.subscriptions_max]
         if self._adapter.config.topic_rewrites:
             requests = [replace(one, topic_filter=self._rewriting.filter(one.topic_filter)) for one in requests]
+        if self._adapter.connect.is_bridge:
+            requests = [replace(one, no_local=True, retain_as_published=True) for one in requests]
         too_many: list[int] = [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
         await self._add(requests, event.subscription_id, answer=(event.packet_id, too_many))
 

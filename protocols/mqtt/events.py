@@ -67,6 +67,8 @@ class Connect:
     authentication_data: bytes = b""
     session_expiry_given: bool = False
     """The broker has chosen `session_expiry_s`."""
+    is_bridge: bool = False
+    """Of 3.1 and 3.1.1: it wants nothing that it has published itself, and the RETAIN flag of what comes."""
 
 
 class PublishRun(msgspec.Struct, gc=False):

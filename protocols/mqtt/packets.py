@@ -26,7 +26,9 @@ from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
 from protocols.mqtt.wire import PACKET_ID_BYTES, WIRE_3
 
 CONNECT, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT, AUTH = 0x10, 0x30, 0x82, 0xA2, 0xC0, 0xE0, 0xF0
-_PROTOCOL_LEVELS = {"MQTT": (4, 5), "MQIsdp": (3,)}
+_BRIDGE = 0x80
+_PROTOCOL_LEVELS = {"MQTT": (4, 5, 4 | _BRIDGE), "MQIsdp": (3, 3 | _BRIDGE)}
+"""With the bit by which Mosquitto's bridges say that they are such; in MQTT 5 subscriptions can say what it means."""
 
 
 def frame(data: bytes, position: int, end: int, packet_bytes_max: int) -> tuple[int, int]:
@@ -75,7 +77,7 @@ def protocol_level(body: bytes) -> tuple[int, int]:
         code = ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
         text = f"protocol level {level} is not supported"
         raise MqttProtocolError(text, "MQTT-3.1.2-2", code, answer=WIRE_3.connack(code))
-    return level, position + 1
+    return level & ~_BRIDGE, position + 1
 
 
 def parse_connect(body: bytes) -> Connect:
@@ -87,6 +89,7 @@ def parse_connect(body: bytes) -> Connect:
         raise MqttProtocolError("password without a user name", "MQTT-3.1.2-22")
     connect = Connect(level, "", bool(flags & 0x02), int.from_bytes(body[position + 1 : position + 3], "big"))
     connect.session_expiry_s = 0 if connect.clean_start else NEVER_S
+    connect.is_bridge = body[position - 1] & _BRIDGE > 0
     connect.client_id, position = read_text(body, position + 3, "client identifier")
     if flags & 0x04:
         topic, position = read_text(body, position, "will topic")

@@ -42,6 +42,8 @@ LEGAL: list[tuple[bytes, list[Event]]] = [
     (connect("c1"), [Connect(4, "c1")]),
     (connect("", clean=False, keep_alive_s=65_535), [Connect(4, "", False, 65_535, session_expiry_s=0xFFFFFFFF)]),
     (connect("old", name="MQIsdp", level=3), [Connect(3, "old")]),
+    (connect("old", name="MQIsdp", level=0x83), [Connect(3, "old", is_bridge=True)]),
+    (connect("b", level=0x84), [Connect(4, "b", is_bridge=True)]),
     (
         connect("ü", will=("a/b", b"\0\xff", 2, True), user="me", password=b"\0secret"),
         [Connect(4, "ü", will=Will("a/b", b"\0\xff", 2, True), user_name="me", password=b"\0secret")],
@@ -68,7 +70,8 @@ LEGAL: list[tuple[bytes, list[Event]]] = [
     (DISCONNECT, [Disconnect()]),
     (publish("\ufefft", b""), [PublishRun("\ufefft", 0, False, [b""], b"", publish("\ufefft", b""))]),
 ]
-LEGAL_IDS = ["connect", "connect not clean", "MQTT 3.1", "will and credentials", "user without password", "publish",
+LEGAL_IDS = ["connect", "connect not clean", "MQTT 3.1", "a bridge of MQTT 3.1", "a bridge", "will and credentials",
+             "user without password", "publish",
              "retained and empty", "two length bytes", "qos 1 dup", "qos 2", "puback", "pubrec", "pubrel", "pubcomp",
              "subscribe", "unsubscribe", "pingreq",
              "disconnect", "MQTT-1.5.3-3 keeps the byte order mark"]  # fmt: skip
@@ -211,7 +214,7 @@ def test_violations_close_the_connection(name: str) -> None:
 
 
 def test_mqtt_3_1_2_2_unacceptable_level_is_answered_with_connack_1() -> None:
-    for level in (0, 3, 6, 255):
+    for level in (0, 3, 6, 0x80, 0x83, 0x85, 255):
         _, error = feed(ServerConnection(MqttConfig()), [connect(level=level)])
         assert error is not None
         assert error.answer == b"\x20\x02\x00\x01"

@@ -213,3 +213,17 @@ def test_terms_follow_the_filters() -> None:
     assert not subscriptions.granted
     assert not subscriptions.are_for_others
     assert subscriptions.terms_for("a.b") == (2, False, b""), "what was sent before is completed"
+
+
+@pytest.mark.parametrize(("name", "level"), [("MQIsdp", 0x83), ("MQTT", 0x84)])
+async def test_a_bridge_gets_nothing_back_and_what_is_retained_as_published(
+    world: World, name: str, level: int
+) -> None:
+    """Mosquitto says so by its protocol level, in versions whose subscriptions cannot."""
+    bridge = await world.client("bridge", name=name, level=level)
+    assert await bridge.subscribe(("a/#", 1), ("$share/g/b", 1)) == b"\1\1"
+    other = await world.client("other")
+    await bridge.send(publish("a/own", b"1"), publish("b", b"2"))
+    await other.send(publish("a/live", b"3"), publish("a/kept", b"4", retain=True))
+    found = publish("b", b"2") + publish("a/live", b"3") + publish("a/kept", b"4", retain=True)
+    assert sorted(packets(bridge.take())) == sorted(packets(found)), "no-local of a group would lose messages"
