@@ -86,7 +86,7 @@ class Delivering:
 
     __slots__ = (
         "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
-        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "inflight", "too_large",
+        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "inflight", "only_granted", "too_large",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,8 @@ class Delivering:
         self._own_mark = b""
         """That of the client, where it does not want all that it publishes."""
         self._routes_on_terms: dict[str, Route] = {}
+        self.only_granted = False
+        """What matches no filter of the client is not for it, though it waits in its queue."""
         self.too_large = 0
         """Messages that were not sent because the client takes no packets as large (MQTT-3.1.2-25)."""
 
@@ -390,7 +392,7 @@ class Delivering:
             terms, own = self._subscriptions.terms_for(routing_key), None
             if self._own_mark:
                 own = self._subscriptions.terms_for_own(routing_key)
-            route = self._routes_on_terms[routing_key] = (self.topic_of(routing_key), terms, own)
+            route = self._routes_on_terms[routing_key] = (self._own_topic_of(routing_key), terms, own)
         return route
 
     def _add_route(self, routing_key: str) -> tuple[bytes | None, int]:
@@ -398,8 +400,14 @@ class Delivering:
         if len(self._routes) >= ROUTES_REMEMBERED_MAX:
             self._routes.clear()
         terms = self._subscriptions.terms_for(routing_key)
-        route = self._routes[routing_key] = (self.topic_of(routing_key), terms.qos)
+        route = self._routes[routing_key] = (self._own_topic_of(routing_key), terms.qos)
         return route
+
+    def _own_topic_of(self, routing_key: str) -> bytes | None:
+        """The topic by which the client's own queue delivers; None as well where that is not for the client."""
+        if self.only_granted and not self._subscriptions.match(routing_key):
+            return None
+        return self.topic_of(routing_key)
 
     def topic_of(self, routing_key: str) -> bytes | None:
         """The topic of a routing key, as it is written; None when MQTT cannot express the key."""

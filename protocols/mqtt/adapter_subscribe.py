@@ -21,7 +21,7 @@ from protocols.mqtt.adapter_sys import system_of
 from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from protocols.mqtt.topics import Rewriting
-from routing.errors import BrokerError
+from routing.errors import AccessRefused, BrokerError
 from routing.kept.retained import give_out
 from routing.session import Consumer, Session
 
@@ -83,7 +83,8 @@ class Subscribing:
         if self._lasting is not None:
             self._queue = self._lasting.name
             for pattern, options in self._lasting.subscriptions():
-                self._subscriptions.grant(pattern, options)
+                if await self._may_keep(pattern):
+                    self._subscriptions.grant(pattern, options)
             self._changed()
             elsewhere = self._adapter.broker.elsewhere
             if elsewhere is None:
@@ -92,6 +93,23 @@ class Subscribing:
                 self._consumer = await elsewhere.consume(self._session, self._queue)
             await self._lasting.consumed()
             await self.shares.resume(self._queue, self._adapter.connect.session_expiry_s)
+
+    async def _may_keep(self, pattern: str) -> bool:
+        """Whether a subscription of the session, which may have been another user's, is this user's to have; if not it
+        ends, and what waits for it is not delivered. Raises BrokerError.
+        """
+        try:
+            self._require_read(pattern)
+        except AccessRefused as error:
+            log.warning("MQTT %s: a subscription of the session ends: %s", self._adapter.peer, error)
+            self._delivering.only_granted = True
+            await self._remove(pattern)
+            return False
+        return True
+
+    def _require_read(self, pattern: str) -> None:
+        self._adapter.grants.require("read", "exchange", EXCHANGE)
+        self._adapter.grants.require_keys("read", EXCHANGE, (pattern,))
 
     async def subscribe(self, event: Subscribe) -> None:
         """Bind a queue for each filter, consume, and say what was granted."""
@@ -182,8 +200,7 @@ class Subscribing:
         adapter = self._adapter
         if not self._queue:
             self._queue = await self._declare_queue()
-        adapter.grants.require("read", "exchange", EXCHANGE)
-        adapter.grants.require_keys("read", EXCHANGE, (pattern,))
+        self._require_read(pattern)
         vhost = adapter.config.virtual_host
         if self._lasting is None:
             await adapter.broker.bind(
@@ -213,6 +230,14 @@ class Subscribing:
             vhost=adapter.config.virtual_host,
         )
 
+    async def _remove(self, pattern: str) -> None:
+        """Have no binding of a pattern any more. Raises BrokerError."""
+        if self._lasting is None:
+            await self._unbind(pattern, {})
+            return
+        for one in self._lasting.bindings(pattern):
+            await self._unbind(pattern, one.arguments)
+
     async def _declare_queue(self) -> str:
         info = await self._adapter.broker.declare_queue(
             f"mqtt.{self._adapter.connect.client_id}",
@@ -239,11 +264,7 @@ class Subscribing:
             elif pattern in self._subscriptions.granted:
                 reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(pattern)
-                if self._lasting is None:
-                    await self._unbind(pattern, {})
-                else:
-                    for one in self._lasting.bindings(pattern):
-                        await self._unbind(pattern, one.arguments)
+                await self._remove(pattern)
         if not self._adapter.closed:
             self._changed()
             self._adapter.outbox.write(self._adapter.wire.unsuback(event.packet_id, reasons))

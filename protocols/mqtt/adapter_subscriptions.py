@@ -146,6 +146,10 @@ class Subscriptions:
         others = [options for options in found if not options.no_local]
         return terms_of(others) if others or not found else None
 
+    def match(self, routing_key: str) -> bool:
+        """Whether any filter matches a topic."""
+        return bool(self._matching(routing_key))
+
     def _matching(self, routing_key: str) -> list[SubscriptionOptions]:
         if self._trie is None:
             self._trie = TopicTrie()

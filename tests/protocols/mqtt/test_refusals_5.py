@@ -16,7 +16,7 @@ from routing.broker import open_broker
 from routing.config import BrokerConfig
 from routing.errors import LimitExceeded
 from tests.protocols.mqtt.conftest import Client, World
-from tests.protocols.mqtt.test_clauses_5 import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, delivery, opened, told
+from tests.protocols.mqtt.test_clauses_5 import CONNACK, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, delivery, opened, told
 from tests.protocols.mqtt.wire import acknowledge, packets
 from tests.protocols.mqtt.wire_5 import acknowledge_5, block, connect_5, publish_5, subscribe_5, unsubscribe_5
 from tests.routing.harness import killed
@@ -436,3 +436,26 @@ async def test_what_a_subscriber_rejects_comes_again_where_a_policy_has_a_ladder
     await trio.testing.wait_all_tasks_blocked()
     broker.end_turn()
     assert broker.topology.queues["dlq"].message_count == 1
+
+
+async def test_who_takes_a_session_up_gets_what_he_may_read(world: World) -> None:
+    """Rights are those of the user who is there now; who has chosen the client's identifier need not be who was."""
+    client = await subscribed(world, ("a/#", 1), ("b/#", 1), expiry_s=100)
+    client.lose()
+    sender, _ = await opened(world, "sender")
+    await sender.send(
+        *(publish_5(topic, b"x", qos=1, packet_id=at) for at, topic in enumerate(("a/1", "b/1", "a/2"), 1))
+    )
+    await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="", read=r"^b\."))
+    for waiting in (["b/1"], []):
+        client = world.open()
+        await client.send(connect_5("s", block(session_expiry=100), flags=RESUME))
+        (connack, body), *messages = await told(client)
+        assert (connack, body[0]) == (CONNACK, 1)
+        assert [delivery(one)[1] for one in messages] == waiting
+        ids = [int.from_bytes(body[2 + len("b/1") :][:2], "big") for _, body in messages]
+        await client.send(*(acknowledge(0x40, one) for one in ids))
+        client.lose()
+    assert world.broker.topology.queues["mqtt.s"].message_count == 0
+    found = [one.pattern for one in world.broker.topology.vhost("/").bindings_to["queue", "mqtt.s"]]
+    assert found == ["b.#"]
