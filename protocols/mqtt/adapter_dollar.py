@@ -8,6 +8,7 @@ does not say when or where is refused (MQTT 5), or the message dropped, and logg
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from protocols.convert import topic_to_routing_key
@@ -62,6 +63,17 @@ def _kind_of(key: str) -> Kind:
     if key != _SYSTEM and not key.startswith(_SYSTEM + "."):
         return Kind.ORDINARY
     return Kind.ORDINARY if _BRIDGE_STATE.fullmatch(key) else Kind.SYSTEM
+
+
+def keys_asked_about(keys: Iterable[str]) -> Iterator[str]:
+    """What the right to publish is asked for: of `$delayed` that is the topic behind it, as with EMQX. What names none
+    is refused for that (`to_later`).
+    """
+    for key in keys:
+        if not key.startswith(_DELAYED):
+            yield key
+        elif key.count(".") > 1:
+            yield key.split(".", 2)[2]
 
 
 def check_will(topic: str) -> None:

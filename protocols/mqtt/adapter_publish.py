@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import HEADS_QOS_0, WIRES_QOS_0
-from protocols.mqtt.adapter_dollar import Mixed, NotReady
+from protocols.mqtt.adapter_dollar import Mixed, NotReady, keys_asked_about
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_marking import marking_of
 from protocols.mqtt.adapter_properties import slab_of
@@ -220,7 +220,8 @@ class Publishing:
         keys = None if run.topics is None else list(map(names.__getitem__, run.topics))
         first = names.get(run.topic) or names[run.topic]
         if EXCHANGE not in adapter.grants.publishable:
-            adapter.grants.require_publish(EXCHANGE, keys or (first,))
+            asked = keys or (first,)
+            adapter.grants.require_publish(EXCHANGE, keys_asked_about(asked) if names.special else asked)
         mark = self._mark
         if self._marking.by_publisher and not mark:
             mark = mark_of(adapter.connect.client_id)

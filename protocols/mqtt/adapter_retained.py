@@ -84,7 +84,6 @@ class Retaining:
         if refused is not None:
             self._refuse(refused, slab)
         if found is not None:
-            self._adapter.grants.require_publish(EXCHANGE, found.keys or ())
             parts.append((found, False))
 
     def _refuse(self, error: BrokerError, slab: Slab) -> None:

@@ -70,6 +70,14 @@ async def test_mqtt_3_4_2_1_each_publish_is_answered_for_itself(world: World, qo
         assert again == [(PUBREC, number, 0) for number in refused]
 
 
+async def test_what_is_delayed_takes_the_right_to_where_it_goes(world: World) -> None:
+    await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write=r"^a\.", read=".*"))
+    client, _ = await opened(world, "p")
+    topics = {"$delayed/5/a/b": 0, "$delayed/5/b/a": 0x87, "$delayed/5": 0x90, "$delayed/x/a/b": 0x90, "$delayed": 0x87}
+    sent = [publish_5(topic, b"x", qos=1, packet_id=number) for number, topic in enumerate(topics, 1)]
+    assert [reason for _, _, reason in await answers(client, *sent)] == list(topics.values())
+
+
 async def test_a_server_that_does_not_wish_to_reveal_the_reason(world: World) -> None:
     await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="^a", read="^a"))
     client = world.open(config=MqttConfig(not_authorized_told=False))
