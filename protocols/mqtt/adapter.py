@@ -255,8 +255,7 @@ class MqttAdapter:
                 self.end("the client connected elsewhere", logging.DEBUG)
             lasting = None if self.closed else await open_session(self, connect)
         except BrokerError as error:
-            self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
-            self.end(f"no session: {error}")
+            self._refuse_session(error)
         self._lasting = lasting
         if self.closed:
             self._forget()
@@ -287,8 +286,7 @@ class MqttAdapter:
         try:
             await self._will.keep()
         except BrokerError as error:
-            self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
-            raise
+            self._refuse_session(error)
         if self.closed:
             return
         self.outbox.on_writable = session.resume
@@ -314,6 +312,11 @@ class MqttAdapter:
         self.outbox.write(self.wire.connack(code))
         user = self._authentication.asked_for or (connect and self._login.user_of(connect)) or ""
         self.end(f"CONNECT of user {user[:_SHOWN_MAX]!r} refused: {code.name}")
+
+    def _refuse_session(self, error: BrokerError) -> None:
+        """Nothing follows this CONNACK (MQTT-3.2.2-7)."""
+        self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
+        self.end(f"no session: {error}")
 
     def _refuse_will(self, error: BrokerError) -> None:
         reason = reason_of(error, CONNACK_REASONS)

@@ -10,8 +10,10 @@ from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_sessions import EXPIRY_S_MAX
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import NEVER_S
+from protocols.mqtt.reasons import ReasonCode
 from routing.broker import open_broker
 from routing.config import BrokerConfig
+from routing.errors import StorageUnavailable
 from routing.kept.wills import Will
 from tests.protocols.mqtt.conftest import Client, World, later
 from tests.protocols.mqtt.test_clauses_5 import CONNACK, DISCONNECT, SUBACK, delivery, opened, told
@@ -371,4 +373,18 @@ async def test_a_will_topic_beyond_the_limits_is_refused(world: World) -> None:
     client = world.open(config=MqttConfig(topic_bytes_max=3))
     await client.send(connect_5(flags=2 | WILL, rest=will()))
     assert [(kind, body[:2]) for kind, body in packets(client.take())] == [(CONNACK, b"\0\x90")]
+    assert client.closed
+
+
+async def test_mqtt_3_2_2_7_nothing_follows_a_connack_that_refuses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> None:
+        raise StorageUnavailable("the disk is full")
+
+    monkeypatch.setattr(world.broker.wills, "keep", refused)
+    client = world.open()
+    await client.send(connect_5("s", flags=WILL, rest=will()))
+    ((first, body),) = packets(client.take())
+    assert (first, body[1]) == (CONNACK, ReasonCode.SERVER_UNAVAILABLE)
     assert client.closed
