@@ -16,9 +16,13 @@ _NAME_BYTES_MAX = 16
 
 
 def set_up(sock: socket.socket) -> None:
-    """What every TCP socket is: never waited for by the kernel, sent from without delay."""
+    """What every TCP socket is: never waited for by the kernel, sent from without delay, and asked by the kernel now
+    and then whether the peer is there: not every client has a keep-alive or a heartbeat, and one that vanishes without
+    a word would be connected for ever.
+    """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def do_not_pace(sock: socket.socket) -> None:

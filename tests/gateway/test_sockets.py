@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.sockets import do_not_pace, see_off, send_all
+from gateway.sockets import do_not_pace, see_off, send_all, set_up
 
 
 @pytest.fixture
@@ -20,6 +20,13 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     theirs.setblocking(False)
     with ours, theirs:
         yield ours, theirs
+
+
+def test_a_peer_that_is_gone_without_a_word_is_found_out() -> None:
+    with socket.socket() as sock:
+        set_up(sock)
+        assert not sock.getblocking()
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 async def test_who_sees_a_peer_off_and_is_woken_waits_on(ends: tuple[socket.socket, socket.socket]) -> None:
