@@ -69,6 +69,8 @@ class EtcdModel:
     """So many of the next requests that change something are carried out, and their answers are lost."""
     users: dict[str, str] = field(default_factory=dict)
     """With users, requests need a token."""
+    full: bool = False
+    """Nothing more is put: the space that etcd was given is used up."""
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,6 +154,8 @@ class EtcdModel:
         compares, success = body.get("compare", []), body.get("success", [])
         if max(map(len, (compares, success, body.get("failure", [])))) > OPERATIONS_MAX:
             raise EtcdError(3, "etcdserver: too many operations in txn request")
+        if self.full and any("request_put" in operation for operation in success):
+            raise EtcdError(8, "etcdserver: mvcc: database space exceeded")
         written = [
             _bytes(operation.get("request_put") or operation["request_delete_range"], "key") for operation in success
         ]

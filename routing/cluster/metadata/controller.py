@@ -17,6 +17,7 @@ from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, LeasedStore, MetadataEntry, Put
 from routing.cluster.metadata.members import Members
 from routing.cluster.metadata.records import CONTROLLER, ControllerRecord, decode, encode
+from routing.cluster.metadata.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Candidate:
         """Called when the controller has changed."""
         self._store = store
         self._members = members
+        self._waiting = Waiting("elections of a controller")
         self._changed = trio.Event()
         store.listeners.append(self._applied)
         members.listeners.append(self._tell)
@@ -66,15 +68,17 @@ class Candidate:
             changed = self._changed
             change = candidacy(self._store.get(CONTROLLER), self._members.broker_id, self._members.guard)
             if change is None:
+                self._waiting.over()
                 await changed.wait()
                 continue
             try:
                 await self._store.change(*change, lease=True)
+                self._waiting.over()
                 logger.info("broker %d is the controller, epoch %d", self._members.broker_id, self.epoch)
             except Conflict:
                 continue
             except MetadataUnavailable as error:
-                logger.warning("no controller could be elected: %s", error)
+                self._waiting.failed(error)
                 await trio.sleep(_RETRY_S)
 
     def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:

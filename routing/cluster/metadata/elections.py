@@ -37,6 +37,7 @@ from routing.cluster.metadata.placement import (
     start_of,
 )
 from routing.cluster.metadata.records import ClusterMeta
+from routing.cluster.metadata.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Elections:
         self._due: dict[str, None] = {}
         self._epoch = 0
         """The controller epoch in which all logs have been looked at, or are due."""
+        self._waiting = Waiting("elections")
         self._woken = trio.Event()
         store.listeners.append(self._applied)
         members.listeners.append(self._all_due)
@@ -146,6 +148,7 @@ class Elections:
                 self._due = dict.fromkeys(self.logs)
             if not self._epoch or not (self._due or self._missing()):
                 self._due.clear()
+                self._waiting.over()
                 await woken.wait()
                 continue
             batch = list(self._due)[:batch_logs]
@@ -154,12 +157,13 @@ class Elections:
             try:
                 await self._write(self._missing()[:BATCH_LOGS])
                 await self._decide(batch)
+                self._waiting.over()
                 batch_logs = min(2 * batch_logs, BATCH_LOGS)
             except Conflict:
                 self._due = dict.fromkeys(batch) | self._due
                 batch_logs = max(batch_logs // 2, 1)
             except MetadataUnavailable as error:
-                logger.warning("elections have to wait: %s", error)
+                self._waiting.failed(error)
                 self._due = dict.fromkeys(batch) | self._due
                 await trio.sleep(_RETRY_S)
 

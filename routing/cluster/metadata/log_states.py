@@ -21,6 +21,7 @@ from core_log.replication.replica import Replica
 from core_log.replication.state import LOGS, Change, decode, encode, log_key
 from routing.cluster.metadata.elections import broker_states
 from routing.cluster.metadata.members import Members
+from routing.cluster.metadata.waiting import Waiting
 from routing.cluster.replicas import Replicas
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class LogStates:
         self._replicas = replicas
         self._spawn = spawn
         self._clock = clock
+        self._waiting = Waiting("changes of ISRs", clock=clock)
         self._epoch = members.epoch
         replicas.decide = self._decide
         store.listeners.append(self._applied)
@@ -94,8 +96,9 @@ class LogStates:
                 except Conflict:
                     await self._store.barrier()
             except MetadataUnavailable as error:
-                logger.warning("%s: its ISR cannot be changed now: %s", role.name, error)
+                self._waiting.failed(error, role.name)
                 await trio.sleep(_RETRY_S)
                 continue
             if role.pending is change:
                 role.refused()
+        self._waiting.over(role.name)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
@@ -18,8 +17,7 @@ from core_log.replication.moves import MoveConfig, Mover
 from core_log.replication.state import LOGS, BrokerState, LogState, log_key
 from routing.cluster.metadata.controller import Candidate
 from routing.cluster.metadata.records import BROKERS, DRAINS
-
-logger = logging.getLogger(__name__)
+from routing.cluster.metadata.waiting import Waiting
 
 Written = list[tuple[Guard, LogState]]
 
@@ -47,6 +45,7 @@ class Moves:
         self._brokers = brokers
         self._write = write
         self._config = config or MoveConfig()
+        self._waiting = Waiting("moves of replicas")
         self._woken = trio.Event()
         store.listeners.append(self._applied)
         candidate.listeners.append(self._wake)
@@ -71,8 +70,9 @@ class Moves:
             if self._candidate.epoch:
                 try:
                     await self._look(mover)
+                    self._waiting.over()
                 except MetadataUnavailable as error:
-                    logger.warning("what moves has to wait: %s", error)
+                    self._waiting.failed(error)
 
     async def _look(self, mover: Mover) -> None:
         known = self._states()
