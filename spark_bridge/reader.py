@@ -86,7 +86,8 @@ def read_ranges(
     settle()
     with connect(options) as client:
         for one in ranges:
-            yield from _rows(_fetched(client, one, options, wanted), one, options, wanted)
+            reading = _Reading(one)
+            yield from _rows(_fetched(client, reading, options, wanted), reading, options, wanted)
 
 
 def read_small(
@@ -97,28 +98,38 @@ def read_small(
     found: list[pa.RecordBatch] = []
     size = 0
     for one in ranges:
-        batches = []
-        for batch in _fetched(client, one, options, EVERYTHING):
+        batches, reading = [], _Reading(one)
+        for batch in _fetched(client, reading, options, EVERYTHING):
             size += len(batch)
             if size > bytes_max:
                 return None
             batches.append(batch)
-        found += _rows(iter(batches), one, options, EVERYTHING)
+        found += _rows(iter(batches), reading, options, EVERYTHING)
         if sum(rows.nbytes for rows in found) > bytes_max:
             return None
     return found
 
 
-def _fetched(client: BlockingClient, one: OffsetRange, options: ReadOptions, wanted: Wanted) -> Iterator[memoryview]:
+class _Reading:
+    """A range that is read, and where in it the records begin that may still be read."""
+
+    def __init__(self, one: OffsetRange) -> None:
+        self.range = one
+        self.start_offset = one.start_offset
+        """Behind the beginning of the range when what was there went; the batch in which it lies may be there still."""
+
+
+def _fetched(client: BlockingClient, reading: _Reading, options: ReadOptions, wanted: Wanted) -> Iterator[memoryview]:
     """The record batches of a topic that hold what is wanted of the range, or those of a queue."""
-    if one.reader is not None:
-        return queue_batches(client, one, options)
-    return _batches(client, one, options, looked_for(wanted, options.headers_where))
+    if reading.range.reader is not None:
+        return queue_batches(client, reading.range, options)
+    return _batches(client, reading, options, looked_for(wanted, options.headers_where))
 
 
 def _rows(
-    found: Iterator[memoryview], one: OffsetRange, options: ReadOptions, wanted: Wanted
+    found: Iterator[memoryview], reading: _Reading, options: ReadOptions, wanted: Wanted
 ) -> Iterator[pa.RecordBatch]:
+    one = reading.range
     names = set(options.columns)
     parts = {
         "with_keys": not names.isdisjoint(MADE_OF_KEYS),
@@ -130,7 +141,7 @@ def _rows(
         columns = decode_batches(batches, **parts, containing=groups)
         if columns.headers is not None and options.headers_where:
             columns = columns.chosen(having(columns.headers, options.headers_where))
-        first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset]).tolist()
+        first, last = np.searchsorted(columns.offsets, [reading.start_offset, one.end_offset]).tolist()
         for start in range(first, last, ROWS_PER_BATCH):
             rows = arrow_rows(columns.part(start, min(start + ROWS_PER_BATCH, last)), one, options.columns)
             rows = matching(rows, wanted)
@@ -153,10 +164,11 @@ def connect(options: ReadOptions | SinkOptions) -> BlockingClient:
     return BlockingClient(last, credentials=access.credentials, tls=tls)
 
 
-def _batches(client: BlockingClient, one: OffsetRange, options: ReadOptions, groups: Groups) -> Iterator[memoryview]:
+def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, groups: Groups) -> Iterator[memoryview]:
     """The record batches that hold the range, without those that the broker says cannot have what is looked for.
     Raises `DataLoss`.
     """
+    one = reading.range
     directory = None if options.data_dir is None else directory_of(options.data_dir, one.topic, one.partition)
     if directory is not None:
         groups = ()  # what is fetched is compared with the files, and is little
@@ -170,7 +182,7 @@ def _batches(client: BlockingClient, one: OffsetRange, options: ReadOptions, gro
                 if not options.fail_on_data_loss:
                     earliest = client.list_offsets(one.topic, one.partition, "earliest") or 0
                     if earliest > offset:  # else it is a shorter log: the topic was made anew
-                        offset = earliest
+                        offset = reading.start_offset = earliest
                         continue
             if not found and options.fail_on_data_loss:
                 raise _lost(one, offset)

@@ -192,6 +192,14 @@ def test_retention_that_overtakes_the_read(three: LogServer) -> None:
     assert lenient() == [20, 21, 22]
 
 
+def test_records_that_were_deleted_are_not_read_from_a_batch_that_is_there_still(three: LogServer) -> None:
+    strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
+    three.topics["t"][0].start_offset = 8
+    with pytest.raises(DataLoss, match="the log no longer has offset 5"):
+        strict()
+    assert lenient() == [8, 9, 20, 21, 22]
+
+
 def test_a_topic_that_was_made_anew_and_is_shorter(three: LogServer) -> None:
     strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
     three.topics["t"][0] = Partition([batch(0, [b"new"])])
