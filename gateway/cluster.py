@@ -25,9 +25,10 @@ from core_log.files import Files
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.store import MetadataStore
-from gateway.config import ClusterConfig, ConfigError, check_cluster
+from gateway.config import ClusterConfig, ConfigError, Tls, check_cluster
 from gateway.errors import StartError, first_error
 from gateway.listener import Listener
+from gateway.tls import problem
 from gateway.version import own_version
 from protocols.peers import is_loopback
 from routing.cluster.metadata.controller import Candidate
@@ -166,12 +167,13 @@ def _tls(config: ClusterConfig) -> ssl.SSLContext | None:
         if config.etcd_cert:
             raise ConfigError("cluster.etcd_cert: needs cluster.etcd_ca")
         return None
+    files = Tls(cert=config.etcd_cert, key=config.etcd_key, ca=config.etcd_ca)
     try:
         context = ssl.create_default_context(cafile=config.etcd_ca)
         if config.etcd_cert:
             context.load_cert_chain(config.etcd_cert, config.etcd_key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise StartError(f"the certificates for etcd cannot be used: {error}") from None
+    except OSError as error:
+        raise StartError(f"the certificates for etcd cannot be used: {problem(files, error)}") from None
     return context
 
 
