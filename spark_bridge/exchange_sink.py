@@ -34,7 +34,7 @@ from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import ConnectionLost, MillraceError, RequestTimedOut
 from spark_bridge.message_columns import PREFIX, PROPERTIES
 from spark_bridge.options import OptionError, SinkOptions
-from spark_bridge.records import ColumnDraft
+from spark_bridge.records import ColumnDraft, header_pairs
 
 BATCH_BYTES = 768 << 10
 REQUEST_OVERHEAD_BYTES = 64 << 10
@@ -45,6 +45,7 @@ _PATIENCE_S = 60.0
 _RETRY_S = 0.2
 _BLOCKS_MAX = 1024
 
+_NUMBERS_MAX = {"priority": 255, "expiration-ms": 2**63 - 1, "timestamp-s": 2**63 - 1}
 _NUMBERS = (ShortType(), IntegerType(), LongType())
 _KINDS: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
@@ -165,8 +166,7 @@ class _Batches:
 
 def _pairs(said: Mapping[str, Any]) -> Iterator[tuple[str, bytes | None]]:
     """The headers of a record that say what a row does."""
-    for one in said.get("headers") or ():
-        yield one["key"], one["value"]
+    yield from header_pairs(said.get("headers"))
     properties = dict(said.get("properties") or ())
     for column, name in (("messageId", "message-id"), ("priority", "priority")):
         if said.get(column) is not None:
@@ -174,10 +174,12 @@ def _pairs(said: Mapping[str, Any]) -> Iterator[tuple[str, bytes | None]]:
     for name, value in properties.items():
         if PREFIX + name not in PROPERTIES:
             raise OptionError(f"a message has no property {name!r}")
-        if value is not None:
-            yield PREFIX + name, value.encode()
-    if "priority" in properties and not 0 <= int(properties["priority"]) <= 255:
-        raise OptionError(f"a priority is a number from 0 to 255, not {properties['priority']}")
+        if value is None:
+            continue
+        most = _NUMBERS_MAX.get(name)
+        if most is not None and not (value.isascii() and value.isdigit() and int(value) <= most):
+            raise OptionError(f"a message's {name} is a number from 0 to {most}, not {value}")
+        yield PREFIX + name, value.encode()
     delay_ms = said.get("delayMs")
     if delay_ms is not None:
         if delay_ms < 0:

@@ -12,6 +12,9 @@ from typing import Any
 
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+COUNT_MAX = 2**63 - 1
+"""The largest number that Spark and the broker have room for."""
+
 ByPartition = dict[str, dict[int, int]]
 
 
@@ -49,13 +52,14 @@ def flag_of(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text == "true"
 
 
-def count_of(given: Mapping[str, str], name: str, *, default: int = 1, least: int = 1) -> int:
-    """A number in decimal digits, not below `least`."""
+def count_of(given: Mapping[str, str], name: str, *, default: int = 1, least: int = 1, most: int = COUNT_MAX) -> int:
+    """A number in decimal digits, not below `least` or above `most`."""
     text = given.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise OptionError(f"{name} must be a number from {least}, not {text!r}")
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        limit = "" if most == COUNT_MAX else f" to {most}"
+        raise OptionError(f"{name} must be a number from {least}{limit}, not {text!r}")
     return int(text)
 
 

@@ -238,7 +238,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         servers=names_in("the list of servers", given[str(servers)]),
         topic=given.get("topic"),
         compression=codec,
-        transaction_timeout_ms=count_of(given, "transactionTimeoutMs", default=300_000),
+        transaction_timeout_ms=count_of(given, "transactionTimeoutMs", default=300_000, most=2**31 - 1),
         access=access_of(given),
         job=given.get("txnAppId"),
         version=count_of(given, "txnVersion", default=0, least=0),

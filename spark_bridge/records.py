@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 
 from core_log.batch_header import NO_PRODUCER
 from core_log.compression import Compression
 from core_log.record_batch import NO_HEADERS, BatchBuilder, encode_headers
+from spark_bridge.option_values import OptionError
 
 
 class ColumnDraft:
@@ -50,6 +53,16 @@ class ColumnDraft:
         return builder.build(producer)
 
 
+def header_pairs(headers: Iterable[Mapping[str, Any] | None] | None) -> list[tuple[str, bytes | None]]:
+    """A row's headers. Raises `OptionError` for one without a name."""
+    pairs = []
+    for one in headers or ():
+        if one is None or one["key"] is None:
+            raise OptionError("a header is null, or its key is")
+        pairs.append((one["key"], one["value"]))
+    return pairs
+
+
 def header_blocks(column: pa.Array) -> list[bytes]:
     """The header block of each row of a column of (key, value); null is none."""
     known: dict[tuple[tuple[str, bytes | None], ...], bytes] = {}
@@ -58,7 +71,7 @@ def header_blocks(column: pa.Array) -> list[bytes]:
         if not row:
             found.append(NO_HEADERS)
             continue
-        pairs = tuple((one["key"], one["value"]) for one in row)
+        pairs = tuple(header_pairs(row))
         block = known.get(pairs)
         if block is None:
             if len(known) >= 1024:

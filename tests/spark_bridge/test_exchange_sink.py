@@ -92,7 +92,14 @@ def test_what_is_delayed_waits(shared_broker: BrokerProcess) -> None:
     ("columns", "sentence"),
     [
         ({"properties": pa.array([[("color", "red")]], PROPERTIES_TYPE)}, "no property 'color'"),
-        ({"priority": pa.array([256], pa.int32())}, "a priority is a number from 0 to 255"),
+        ({"priority": pa.array([256], pa.int32())}, "a message's priority is a number from 0 to 255, not 256"),
+        ({"properties": pa.array([[("priority", "high")]], PROPERTIES_TYPE)}, "priority is a number .*, not high"),
+        (
+            {"properties": pa.array([[("expiration-ms", "1.5")]], PROPERTIES_TYPE)},
+            "expiration-ms is a number .*, not 1",
+        ),
+        ({"properties": pa.array([[("timestamp-s", "now")]], PROPERTIES_TYPE)}, "timestamp-s is a number .*, not now"),
+        ({"headers": pa.array([[{"key": None, "value": b"1"}]], HEADERS_TYPE)}, "a header is null, or its key is"),
         ({"delayMs": pa.array([-1], pa.int64())}, "a delay is not negative"),
     ],
 )

@@ -109,6 +109,14 @@ def test_the_topic_may_be_a_column(server: str) -> None:
         write_rows(iter([missing]), options(server, None), "topics", 1, 0)
 
 
+def test_a_header_needs_a_name(server: str) -> None:
+    topic = made(server, "sink-headers")
+    for headers in ([None], [{"key": None, "value": b"1"}]):
+        batch = pa.record_batch({"value": pa.array([b"0"]), "headers": pa.array([headers], HEADERS_TYPE)})
+        with pytest.raises(OptionError, match="a header is null, or its key is"):
+            write_rows(iter([batch]), options(server, topic), "headers", 0, 0)
+
+
 def test_a_task_that_runs_again_writes_nothing(server: str) -> None:
     topic = made(server, "sink-again")
     where = options(server, topic)
@@ -177,6 +185,11 @@ def test_of_two_attempts_at_once_one_counts(server: str, monkeypatch: pytest.Mon
             {"value": StringType()},
             {"topic": "t", "subscribe": "t"},
             "unknown option 'subscribe'; the options of write are",
+        ),
+        (
+            {"value": StringType()},
+            {"topic": "t", "transactionTimeoutMs": "9999999999"},
+            "transactionTimeoutMs must be a number from 1 to 2147483647, not '9999999999'",
         ),
         ({"value": StringType()}, {"topic": "t", "compression": "zip"}, "must be none, gzip, snappy, lz4 or zstd"),
     ],
