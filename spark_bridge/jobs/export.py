@@ -61,6 +61,23 @@ def export(
     The checkpoint lies in the directory unless another place is named. `as_text` makes key and value strings.
     Raises `JobError`.
     """
+    try:
+        return _exported(spark, source, directory, checkpoint, as_text, compression, progress)
+    except JobError:
+        raise
+    except Exception as error:
+        raise JobError(sentence_of(error)) from error
+
+
+def _exported(
+    spark: Any,
+    source: Mapping[str, str],
+    directory: str,
+    checkpoint: str | None,
+    as_text: bool,
+    compression: str,
+    progress: Callable[[Exported], None],
+) -> Exported:
     places = Places(spark, directory)
     noted = f"{places.root}/{CHECKPOINT}" if checkpoint is None else checkpoint
     given = {name.lower() for name in source}
@@ -91,8 +108,6 @@ def export(
                 done.waiting = _waiting(one)
                 done.seconds = time.monotonic() - began
                 progress(done)
-        except Exception as error:
-            raise JobError(sentence_of(error)) from error
         finally:
             query.stop()
         places.delete(f"{places.root}/{STAGING}")

@@ -189,6 +189,8 @@ def test_an_export_that_is_killed_is_gone_on_with(spark: Any, shared_broker: Bro
     ("arguments", "sentence"),
     [
         (["export", "DIR", "--topic", "nowhere"], "millrace: there is no topic 'nowhere'"),
+        (["export", "DIR", "--topic", "t", "--option", "best=1"], "millrace: unknown option 'best'; the options"),
+        (["replay", "t", "--topic", "t", "--option", "best=1"], "millrace: unknown option 'best'; the options"),
         (["export", "DIR"], "say what is read: one of --topic, --pattern, --queue and --mqtt-filter"),
         (["replay", "t", "--from", "DIR"], "millrace: there are no Parquet files in "),
         (["replay", "t", "--from", "DIR", "--since", "noon"], "'noon' is neither a time like 2026-01-31T09:00"),
