@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _SAID_S = 5.0
+_NAMED_MAX = 5
 
 _wait = click.option("--wait", is_flag=True, help="Return when it is done.")
 _broker = click.argument("broker", type=NUMBER)
@@ -29,7 +30,10 @@ _broker = click.argument("broker", type=NUMBER)
 @_wait
 @with_client
 def drain(client: BlockingClient, broker: int, wait: bool) -> None:
-    """Have BROKER lead nothing, as before it is stopped or removed; it keeps its replicas."""
+    """Have BROKER lead nothing, as before it is stopped or removed; it keeps its replicas.
+
+    What has no other replica it leads on; --wait ends with an error when nothing else is left.
+    """
     client.administer("cluster.drain", broker_id=broker)
     if wait:
         _until(lambda: _led_by(client, broker))
@@ -69,7 +73,7 @@ def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait:
         raise click.BadParameter(f"'{brokers}' are no ids of brokers", param_hint="BROKERS") from None
     client.administer("cluster.move", topic=topic, partition=partition, replicas=replicas)
     if wait:
-        _until(lambda: _still_moving(client))
+        _until(lambda: _still_moving(client, (topic, partition)))
 
 
 @click.command()
@@ -123,7 +127,7 @@ def add() -> None:
     """Say how a broker is added."""
     click.echo(
         "Start it with an empty data directory and an id of its own:\n"
-        "  millrace serve DIRECTORY --cluster NAME --broker-id N --etcd HOST:PORT --peer HOST:PORT\n"
+        "  millrace serve --data-dir DIRECTORY --cluster NAME --broker-id N --etcd HOST:PORT --peer HOST:PORT\n"
         "It gets the replicas that partitions lack by itself. Give it its share of the others, and watch:\n"
         "  millrace cluster rebalance\n"
         "  millrace cluster moving"
@@ -138,18 +142,35 @@ def _ids(value: Any) -> Any:
 
 
 def _led_by(client: BlockingClient, broker: int) -> str:
+    """What it leads, for as long as others may lead some of that. Raises PreconditionFailed when none may."""
+    from protocols.native.errors import PreconditionFailed
+
     columns, rows = list_all(client, "cluster.partitions")
-    leads = sum(row[columns.index("leader")] == broker for row in rows)
-    return f"broker {broker} still leads {leads} partitions" if leads else ""
+    led = [row for row in rows if row[columns.index("leader")] == broker]
+    alone = [row for row in led if row[columns.index("replicas")] == [broker]]
+    if led and len(led) == len(alone):
+        raise PreconditionFailed(
+            f"broker {broker} still leads {len(led)} partitions that have no other replica ({_some(led)}): `move` "
+            "them, or `rebalance`"
+        )
+    return f"broker {broker} still leads {len(led)} partitions ({_some(led)})" if led else ""
 
 
-def _still_moving(client: BlockingClient) -> str:
+def _still_moving(client: BlockingClient, only: tuple[str, int] | None = None) -> str:
     columns, rows = list_all(client, "cluster.moving")
-    targets = [row for row in rows if row[columns.index("target")] is not None]
-    left = [row[columns.index("bytes_left")] for row in targets]
+    moved = [row for row in rows if row[columns.index("target")] is not None]
+    moved = [row for row in moved if only in (None, (row[0], row[1]))]
+    left = [row[columns.index("bytes_left")] for row in moved]
     known = sum(size for size in left if size is not None)
     more = " and what other leaders know" if None in left else ""
-    return f"{len(targets)} partitions are being moved, {known:,} bytes left{more}" if targets else ""
+    leaderless = [row for row in moved if row[columns.index("leader")] is None]
+    stuck = f"; without a leader, and not copied until there is one: {_some(leaderless)}" if leaderless else ""
+    return f"{len(moved)} partitions are being moved, {known:,} bytes left{more}{stuck}" if moved else ""
+
+
+def _some(rows: list[list[Any]]) -> str:
+    """Partitions, as `status` names them."""
+    return ", ".join(f"{row[0]}-{row[1]}" for row in rows[:_NAMED_MAX]) + (" ..." if len(rows) > _NAMED_MAX else "")
 
 
 def _until(done: Callable[[], str]) -> None:

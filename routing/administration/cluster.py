@@ -45,7 +45,13 @@ async def undrain(broker: Broker, user: str, broker_id: int) -> None:
 @operation("cluster.remove")
 async def remove(broker: Broker, user: str, broker_id: int) -> None:
     """Forget a broker that is gone for good and that no partition has a replica on."""
-    await operating.remove(_cluster_of(broker), broker_id)
+    topics = names_by_id(broker.topics.values())
+
+    def called(log: str) -> str:
+        topic, partition = place(log, topics)
+        return f"{topic}-{partition}"
+
+    await operating.remove(_cluster_of(broker), broker_id, called=called)
 
 
 @operation("cluster.move")

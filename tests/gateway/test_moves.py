@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from click.testing import CliRunner, Result
 
 from core_log.absent_log import AbsentLog
 from core_log.replica_log import ReplicaLog
 from core_log.replication.state import LogState
+from gateway.cli import main
+from gateway.cli import serve as serve_command
 from gateway.etcd_process import EtcdProcess
 from protocols.native.clients.client import Client, Link
 from protocols.native.errors import ErrorCode, MillraceError
@@ -178,6 +182,46 @@ async def test_who_can_be_removed(etcd: EtcdProcess, tmp_path: Path) -> None:
         with pytest.raises(MillraceError, match=r"partitions have replicas on broker 1 .* \.\.\.\): move them"):
             await client.administer("cluster.remove", broker_id=1)
         del brokers[1]
+
+
+async def command(broker: Running, *arguments: str) -> Result:
+    """`millrace cluster`, with the broker as the one that is asked."""
+    server = f"127.0.0.1:{broker.server.ports['native']}"
+    asked = ["cluster", *arguments, "--server", server]
+    return await trio.to_thread.run_sync(partial(CliRunner().invoke, main, asked, catch_exceptions=False))
+
+
+async def test_what_has_no_other_replica_is_named_when_its_broker_drains_or_is_gone(
+    etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    async with three(etcd, tmp_path, "alone") as (_, brokers), client_of(brokers[2]) as client:
+        await client.create_topic("t", partitions=3, config={"replication.factor": "1"})
+        (index,) = (index for index in range(3) if state_of(brokers[2], "t", index).leader == 1)
+        with trio.fail_after(30):
+            drained = await command(brokers[2], "drain", "1", "--wait")
+        assert drained.exit_code == 1
+        alone = f"millrace: broker 1 still leads 1 partitions that have no other replica (t-{index})"
+        assert alone in drained.stderr
+        await brokers.pop(1).stop()
+        await until(lambda: state_of(brokers[2], "t", index).leader is None)
+        with pytest.raises(
+            MillraceError, match=rf"\(__.*move them first.*nobody can copy what has no leader \(t-{index}\) "
+        ):
+            await client.administer("cluster.remove", broker_id=1)
+        # It waits for nobody to come back; a move of another partition is none of its business.
+        assert (await command(brokers[2], "move", "t", str(index), "2")).exit_code == 0
+        other = next(one for one in range(3) if state_of(brokers[2], "t", one).leader == 2)
+        with trio.fail_after(30):
+            moved = await command(brokers[2], "move", "t", str(other), "3", "--wait")
+        assert (moved.exit_code, state_of(brokers[2], "t", other).leader) == (0, 3)
+
+
+async def test_the_command_that_adds_a_broker_is_one() -> None:
+    said = CliRunner().invoke(main, ["cluster", "add"]).stdout
+    (line,) = (line for line in said.splitlines() if "millrace serve" in line)
+    words = line.replace("HOST:PORT", "127.0.0.1:1").replace(" N ", " 4 ").split()
+    context = serve_command.make_context("serve", words[2:])
+    assert (context.params["name"], context.params["data_dir"]) == ("NAME", "DIRECTORY")
 
 
 def is_settled(broker: Running) -> bool:

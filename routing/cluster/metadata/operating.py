@@ -43,8 +43,9 @@ async def drain(cluster: Cluster, broker_id: int, *, on: bool) -> None:
     await _change(cluster, [], [(drain_key(broker_id), b"" if on else None)])
 
 
-async def remove(cluster: Cluster, broker_id: int) -> None:
-    """Forget a broker that is gone for good; its id may be used by another data directory then.
+async def remove(cluster: Cluster, broker_id: int, *, called: Callable[[str], str]) -> None:
+    """Forget a broker that is gone for good; its id may be used by another data directory then. `called` is what
+    operators call a log.
 
     Raises NotFound, PreconditionFailed when it runs or a log names it, StorageUnavailable.
     """
@@ -53,10 +54,17 @@ async def remove(cluster: Cluster, broker_id: int) -> None:
         raise PreconditionFailed(f"broker {broker_id} runs: stop it first")
     named = [log for log, known in cluster.elections.logs.items() if broker_id in _all_of(known.state)]
     if named:
-        names = ", ".join(named[:_NAMED_MAX]) + (" ..." if len(named) > _NAMED_MAX else "")
-        raise PreconditionFailed(
-            f"{len(named)} partitions have replicas on broker {broker_id} ({names}): move them first, or rebalance"
+        text = (
+            f"{len(named)} partitions have replicas on broker {broker_id} ({_some(named, called)}): move them first, "
         )
+        text += "or rebalance"
+        leaderless = [log for log in named if cluster.elections.logs[log].state.leader is None]
+        if leaderless:
+            text += (
+                f"; nobody can copy what has no leader ({_some(leaderless, called)}) before a broker that has it is "
+                "back, or unclean elections are allowed"
+            )
+        raise PreconditionFailed(text)
     gone = Guard(broker_key(broker_id), 0)
     await _change(cluster, [gone], [(directory_key(broker_id), None), (drain_key(broker_id), None)])
 
@@ -244,6 +252,10 @@ def bytes_after(log: ReplicaLog, offset: int) -> int:
         if offset >= end:
             break
     return left
+
+
+def _some(logs: Sequence[str], called: Callable[[str], str]) -> str:
+    return ", ".join(map(called, logs[:_NAMED_MAX])) + (" ..." if len(logs) > _NAMED_MAX else "")
 
 
 def factor_of(state: LogState) -> int:
