@@ -149,6 +149,13 @@ class Readers:
         if work is not None:
             work()
 
+    async def _take_over(self) -> None:
+        """Do what was put off until a turn waits, and lead. In that turn's own task it could end the very wait before
+        trio knows of it, and the task would run as one that waits: whoever cancels it then ends the process.
+        """
+        self._turns_are_over()
+        await self._lead()
+
     async def _lead(self) -> None:
         """Have turns until one of them waits, and after that one."""
         epoll = self._epoll
@@ -242,14 +249,13 @@ class Readers:
             nonlocal waited
             waited = True
             self._leading = None
-            self._turns_are_over()
             if self._rounds is not None:
                 self._rounds.break_off_round()
             assert self._epoll is not None
             if self._readers.get(number) is reader:
                 self._epoll.unregister(number)
                 self._waiting[number] = scope
-            self._spawn(self._lead)
+            self._spawn(self._take_over)
 
         more = await _driven(reader.turn(), waits)
         if not waited:

@@ -33,6 +33,8 @@ class Noted:
         self.more = 0
         """How many turns it wants after one, though there is nothing to read."""
         self.then: Callable[[], None] = lambda: None
+        self.at_last: Callable[[], None] = lambda: None
+        """At the end of a turn that had to wait."""
 
     async def turn(self) -> bool:
         self.order.append(self.name)
@@ -44,6 +46,7 @@ class Noted:
         if self.may_go_on is not None:
             await self.may_go_on.wait()
             self.order.append(self.name + " went on")
+            self.at_last()
         self.more -= bool(self.more)
         return self.more > 0
 
@@ -113,6 +116,25 @@ async def test_all_of_more_than_are_taken_at_once_have_their_turns(monkeypatch: 
         async with reading(*those):
             await trio.testing.wait_all_tasks_blocked()
         assert len(order) == len(set(order)) == 21
+
+
+@only_linux
+async def test_what_was_put_off_may_end_the_wait_of_the_turn_after_which_it_is_done() -> None:
+    order: list[str] = []
+    with noted(order, waits=False, other=False) as (waits, other):
+        waits.may_go_on = trio.Event()
+        async with reading(waits, other) as readers:
+
+            def put_off() -> None:
+                assert waits.may_go_on is not None
+                assert readers.put_off(waits.may_go_on.set)
+
+            waits.then = put_off
+            waits.at_last = lambda: readers.remove(waits.ours)  # as a connection does that ends with this turn
+            await trio.testing.wait_all_tasks_blocked()
+            other.theirs.send(b"x")
+            await trio.testing.wait_all_tasks_blocked()
+        assert sorted(order) == ["other", "other", "waits", "waits went on"]
 
 
 async def test_a_turn_that_waits_keeps_nobody_and_is_not_read_meanwhile() -> None:
