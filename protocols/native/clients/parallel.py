@@ -6,7 +6,8 @@
    again what was finished behind it. At least once.
 3. When partitions are given up, all up to the last record that was begun is finished first, and committed; the rest is
    left to the next owner.
-4. The first error ends it: what was finished is committed, what is under way is cancelled.
+4. The first error ends it: what was finished is committed, what is under way is cancelled. However it ends, the
+   consumer goes back to the first record of each partition that is not finished: who goes on with it passes nothing over.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class _Processor:
             before_revoked.remove(self._drain)
             with trio.move_on_after(_CLOSE_S_MAX, shield=True):
                 await self._commit()
+            self._go_back()
         if self._failure is not None:
             raise self._failure
 
@@ -203,6 +205,16 @@ class _Processor:
             self._filled.set()
         else:
             del self._lanes[work.lane]
+
+    def _go_back(self) -> None:
+        """Rule 4."""
+        self._consumer._seek(
+            {
+                key: tracked.next_offset
+                for key, tracked in self._tracked.items()
+                if tracked.is_current and tracked.pending
+            }
+        )
 
     async def _drain(self, partitions: list[Partition]) -> None:
         """Rule 3."""

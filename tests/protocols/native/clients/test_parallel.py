@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -98,6 +99,55 @@ async def test_the_first_error_ends_it() -> None:
         async with member(running, auto_commit_interval_ms=5) as consumer:
             with pytest.raises(ValueError, match="auto_commit"):
                 await process_in_parallel(consumer, handle)
+
+
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+async def test_who_goes_on_after_an_error_gets_again_what_was_not_finished(order: Any) -> None:
+    async with group_broker() as running:
+        await fill_keyed(running, 100, 10)
+        done: set[int] = set()
+        failed: set[int] = set()
+
+        async def handle(record: ConsumerRecord) -> None:
+            await trio.lowlevel.checkpoint()
+            number = int(record.value or b"")
+            if number % 20 == 5 and number not in failed:
+                failed.add(number)
+                raise KeyError("what the application raises")
+            done.add(number)
+
+        async def go_on(consumer: Consumer) -> None:
+            while True:
+                with suppress(KeyError):
+                    await _process(consumer, handle, order)
+
+        async with member(running) as consumer, trio.open_nursery() as nursery:
+            nursery.start_soon(go_on, consumer)
+            await until(lambda: len(done) == 100)
+            nursery.cancel_scope.cancel()
+        assert failed == {5, 25, 45, 65, 85}
+        offsets = await running.broker.offsets.fetch("g")
+        assert sum(offset for offset, _ in offsets.values()) == 100
+
+
+async def test_who_ends_it_and_commits_commits_nothing_that_was_not_finished() -> None:
+    async with group_broker() as running:
+        await fill(running, "t", 1, 20)
+        reached = trio.Event()
+
+        async def handle(record: ConsumerRecord) -> None:
+            if record.offset == 7:
+                reached.set()
+                await trio.sleep_forever()
+
+        async with member(running) as consumer:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_process, consumer, handle, "partition")
+                await reached.wait()
+                nursery.cancel_scope.cancel()
+            await consumer.commit()
+            assert (await anext(consumer)).offset == 7
+        assert await running.broker.offsets.fetch("g") == {("t", 0): (7, "")}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
