@@ -3,7 +3,9 @@
 1. The thread keeps up what a member owes its group, heartbeats above all, while the application works. Calls go to it
    one at a time and come back when they are done; one hop is paid for each list of records, not for each record.
 2. What was handed out counts as consumed, record by record where the consumer is iterated.
-3. The listener and what processes records are called in threads as well, and may call the consumer.
+3. A call that is interrupted (Ctrl-C) has ended in the thread as well before the application goes on; what it had got
+   by then was not handed out.
+4. The listener and what processes records are called in threads as well, and may call the consumer.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from protocols.native.errors import ConnectionLost
 
 T = TypeVar("T")
 _ITERATE_MS = 1000
+_LOOK_S = 0.1
 
 
 class BlockingRebalanceListener:
@@ -134,15 +137,37 @@ class BlockingGroupConsumer:
                 raise _Failed
 
     def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        scope, ended = trio.CancelScope(), threading.Event()
+
+        async def run() -> T:
+            try:
+                with scope:
+                    return await function(*arguments)
+                raise ConnectionLost("the call was interrupted")  # nobody waits for it any more
+            finally:
+                ended.set()
+
         try:
-            return trio.from_thread.run(function, *arguments, trio_token=self._token)
-        except trio.RunFinishedError:
+            return trio.from_thread.run(run, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
             raise self._failure or ConnectionLost("the consumer was closed") from None
+        except KeyboardInterrupt:
+            self._interrupt(scope, ended)
+            raise
+
+    def _interrupt(self, scope: trio.CancelScope, ended: threading.Event) -> None:
+        """Rule 3."""
+        try:
+            trio.from_thread.run_sync(scope.cancel, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            return
+        while self._thread.is_alive() and not ended.wait(_LOOK_S):
+            pass
 
     def _call_sync(self, function: Callable[..., T], *arguments: Any) -> T:
         try:
             return trio.from_thread.run_sync(function, *arguments, trio_token=self._token)
-        except trio.RunFinishedError:
+        except (trio.RunFinishedError, trio.Cancelled):
             raise self._failure or ConnectionLost("the consumer was closed") from None
 
     def _give_back(self) -> None:
@@ -164,7 +189,13 @@ class BlockingGroupConsumer:
     def poll(self, timeout_ms: int, max_records: int = 500) -> list[ConsumerRecord]:
         """See `Consumer.poll`."""
         self._give_back()
-        return self._call(self._consumer.poll, timeout_ms, max_records)
+        self._call(self._take, timeout_ms, max_records)
+        records, self._records = self._records, []
+        return records
+
+    async def _take(self, timeout_ms: int, max_records: int = 500) -> None:
+        """Have records that are still to be handed out."""
+        self._records, self._next = await self._consumer.poll(timeout_ms, max_records), 0
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """All records, for ever."""
@@ -172,7 +203,7 @@ class BlockingGroupConsumer:
             while self._next < len(self._records):
                 self._next += 1
                 yield self._records[self._next - 1]
-            self._records, self._next = self._call(self._consumer.poll, _ITERATE_MS), 0
+            self._call(self._take, _ITERATE_MS)
 
     def process(
         self,

@@ -7,7 +7,7 @@
 3. When partitions are given up, all up to the last record that was begun is finished first, and committed; the rest is
    left to the next owner.
 4. The first error ends it: what was finished is committed, what is under way is cancelled. However it ends, the
-   consumer goes back to the first record of each partition that is not finished: who goes on with it passes nothing over.
+   consumer goes back to the first record of each partition that is not finished: who goes on with it passes none over.
 """
 
 from __future__ import annotations

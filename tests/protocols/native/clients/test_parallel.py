@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 from millrace import (
+    BlockingClient,
     BlockingGroupConsumer,
+    BlockingProducer,
     BlockingRebalanceListener,
     Client,
     ConnectionLost,
     Consumer,
+    ConsumerInterceptor,
     ConsumerRecord,
     Producer,
     process_in_parallel,
@@ -23,6 +30,7 @@ from millrace import (
 from protocols.native.clients.group_bytes import Partition
 from tests.protocols.native.broker import Running
 from tests.protocols.native.test_groups import fill, group_broker, member, until
+from tests.support.broker_process import broker_process
 
 
 async def fill_keyed(running: Running, count: int, keys: int, partitions: int = 3) -> None:
@@ -230,3 +238,67 @@ async def test_a_member_without_an_event_loop() -> None:
         await trio.to_thread.run_sync(work, running.server)
         async with Client(running.server) as client:
             assert [lag.lag for lag in await client.lag("g")] == [0, 0]
+
+
+def test_a_member_that_is_interrupted_has_ended_and_lost_nothing(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", doors=("native",)) as broker:
+        server = f"127.0.0.1:{broker.native_port}"
+        with BlockingClient(server) as client:
+            client.create_topic("t")
+        with BlockingProducer(server) as producer:
+            for number in range(20):
+                producer.send("t", b"%d" % number)
+        done: list[int] = []
+
+        def handle(record: ConsumerRecord) -> None:
+            done.append(record.offset)
+            if len(done) == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        class Interrupting(ConsumerInterceptor):
+            armed = False
+
+            def on_consume(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+                if self.armed:
+                    self.armed = False
+                    os.kill(os.getpid(), signal.SIGINT)
+                return records
+
+        interceptor = Interrupting()
+        settings: dict[str, Any] = {"topics": "t", "auto_offset_reset": "earliest", "interceptors": [interceptor]}
+        with BlockingGroupConsumer(server, "g", **settings) as consumer:
+            with pytest.raises(KeyboardInterrupt):
+                consumer.process(handle, workers=1)
+            assert done == list(range(len(done))), "and nothing is worked on any more"
+            assert consumer.committed() == {("t", 0): len(done)}
+            assert consumer.position("t", 0) == len(done)
+            interceptor.armed = True
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(10_000)
+            consumer.commit()
+            assert consumer.committed() == {("t", 0): len(done)}, "what an interrupted call has got is not consumed"
+            assert [record.offset for record in consumer.poll(10_000)] == list(range(len(done), 20))
+
+
+async def test_who_waits_while_a_member_is_closed_is_told_so() -> None:
+    def work(server: str) -> None:
+        said: list[BaseException] = []
+
+        def wait(consumer: BlockingGroupConsumer) -> None:
+            try:
+                consumer.poll(20_000)
+            except BaseException as error:
+                said.append(error)
+
+        with BlockingGroupConsumer(server, "g", topics="t") as consumer:
+            consumer.poll(0)
+            waiting = threading.Thread(target=wait, args=(consumer,))
+            waiting.start()
+            while not consumer._call_sync(lambda: consumer._consumer._waiting):
+                pass
+        waiting.join()
+        assert [type(error) for error in said] == [ConnectionLost]
+
+    async with group_broker() as running:
+        await fill(running, "t", 1, 1)
+        await trio.to_thread.run_sync(work, running.server)
