@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgpack
 import msgspec
@@ -266,6 +267,10 @@ AnyReply = (
 
 _REQUEST_APIS = range(wire_groups.API_MAX + 1)
 
+_REQUEST_FIELDS: dict[int | None, tuple[str, ...]] = {
+    kind.__struct_config__.tag: ("api", *kind.__struct_fields__) for kind in get_args(AnyRequest)
+}
+
 _request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
 
@@ -289,9 +294,20 @@ def decode_request(frame: BytesLike) -> AnyRequest:
         if correlation_id is None:
             raise BadRequest(ErrorCode.MALFORMED_FRAME, str(error), None, fatal=True) from None
         code = ErrorCode.INVALID_REQUEST if api in _REQUEST_APIS else ErrorCode.UNKNOWN_API
-        raise BadRequest(code, str(error), correlation_id, fatal=False) from None
+        raise BadRequest(code, _with_names(str(error), api), correlation_id, fatal=False) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(ErrorCode.MALFORMED_FRAME, str(error), _peek(frame)[1], fatal=True) from None
+
+
+def _with_names(message: str, api: int | None) -> str:
+    """What is wrong with a request, with the name of the field instead of its place: "at `partitions`"."""
+    names = _REQUEST_FIELDS.get(api, ())
+
+    def name(place: re.Match[str]) -> str:
+        number = int(place[1])
+        return names[number] if number < len(names) else place[0]
+
+    return re.sub(r"\$\[([0-9]+)\]", name, message, count=1)
 
 
 def _peek(frame: BytesLike) -> tuple[int | None, int | None]:

@@ -16,7 +16,7 @@ from protocols.native import wire
 from protocols.native.clients.blocking import Which
 from protocols.native.clients.blocking_user import ClientUser
 from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
-from protocols.native.clients.records import ConsumerRecord, batch_records, offset_after, split_batches
+from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
 from protocols.native.errors import ConnectionLost, LogTruncated, OffsetOutOfRange, error_from_wire
 
@@ -93,9 +93,9 @@ class BlockingConsumer(ClientUser):
         return self.client.list_offsets(*partition, self._reset) or 0
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at `offset`. Raises KeyError when the partition is not assigned."""
+        """Go on at `offset`. Raises KeyError when the partition is not assigned, ValueError for what is no offset."""
         self._require_assigned([(topic, partition)])
-        self._move((topic, partition), offset)
+        self._move((topic, partition), checked_offset(offset))
 
     def seek_to_beginning(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Go on at the first record there is, in these or all assigned partitions. Raises as `seek`."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from core_log.batch_header import parse_header, with_producer
 from core_log.wall_clock import wall_clock_ms
@@ -22,10 +22,12 @@ from protocols.native.clients.failed_sends import FailedSink, tell_failed
 from protocols.native.clients.hooks import Partitioner, ProducerHooks, ProducerInterceptor, ProducerRecord, Serializer
 from protocols.native.clients.partitioner import KeyPartitions
 from protocols.native.clients.records import (
+    Acks,
     BatchDraft,
     Draft,
     Headers,
     RecordMetadata,
+    acks_of,
     as_bytes,
     compression_of,
     size_of,
@@ -49,7 +51,7 @@ class BlockingProducer(ClientUser):
         self,
         server: str | Sequence[str],
         *,
-        acks: Literal["all", 0, 1, -1] = "all",
+        acks: Acks = "all",
         batch_bytes: int = 256 << 10,
         compression: str | None = None,
         delivery_timeout_ms: int = 120_000,
@@ -69,7 +71,7 @@ class BlockingProducer(ClientUser):
         if partitioner or key_serializer or value_serializer or interceptors:
             self.send = self._send_with_hooks  # type: ignore[method-assign]
         self._failed_sink = failed_sink
-        self._acks = wire.ACKS_ALL if acks == "all" else acks
+        self._acks = acks_of(acks)
         self._idempotent = idempotent and self._acks != wire.ACKS_NONE
         self._producer_id: int | None = None
         self._sequences: dict[tuple[str, int], Sequences] = {}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import trio
 
@@ -39,7 +39,9 @@ from protocols.native.clients.producer_batches import Batch, Delivery, TopicWait
 from protocols.native.clients.records import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
+    Acks,
     Headers,
+    acks_of,
     as_bytes,
     compression_of,
     size_of,
@@ -58,7 +60,6 @@ from protocols.native.errors import (
     error_from_wire,
 )
 
-Acks = Literal["all", 0, 1, -1]
 _CHECKPOINT_RECORDS = 500
 _REQUEST_ENTRIES_MAX = 1000
 _REFUSED_BACKOFF_S = 0.0025
@@ -103,15 +104,13 @@ class Producer(Service):
         link: LinkConfig | None = None,
     ) -> None:
         super().__init__(server, link or LinkConfig())
-        if acks not in ("all", -1, 0, 1):
-            raise ValueError(f"acks is 'all', 1 or 0, not {acks!r}")
-        self._acks: Literal[-1, 0, 1] = -1 if acks == "all" else acks
+        self._acks = acks_of(acks)
         self._batch_bytes = batch_bytes
         self._linger_s = linger_ms / 1000
         self._compression = compression_of(compression)
         self._buffer_bytes_max = buffer_bytes_max
         self._max_block_ms = max_block_ms
-        self._idempotent = idempotent and acks != 0
+        self._idempotent = idempotent and self._acks != wire.ACKS_NONE
         self._in_flight_max = min(in_flight_max, REMEMBERED) if self._idempotent else in_flight_max
         self._producer_id = -1
         self._producer_epoch = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -29,6 +29,7 @@ from protocols.buffers import BytesLike
 from protocols.native.errors import ProtocolError
 
 Headers = Sequence[tuple[str, bytes | None]]
+Acks = Literal["all", 0, 1, -1]
 
 RECORD_OVERHEAD_BYTES = 24
 """What a record takes beyond key, value and headers, at most: seven varints of usual sizes."""
@@ -63,6 +64,13 @@ def compression_of(name: str | None) -> Compression:
     if name not in names:
         raise ValueError(f"compression is one of {', '.join(map(str, names))}, not {name!r}")
     return names[name]
+
+
+def acks_of(acks: Acks) -> Literal[-1, 0, 1]:
+    """The number of "all", 1 or 0. Raises ValueError."""
+    if isinstance(acks, bool) or acks not in ("all", -1, 0, 1):
+        raise ValueError(f"acks is 'all', 1 or 0, not {acks!r}")
+    return -1 if acks == "all" else acks
 
 
 def as_bytes(value: object) -> bytes:
@@ -190,6 +198,13 @@ def batch_records(topic: str, partition: int, batch: BytesLike, from_offset: int
     )
     start = bisect_left(columns.offsets, from_offset)
     return records[start:] if start else records
+
+
+def checked_offset(offset: int) -> int:
+    """An offset that an application gives. Raises ValueError for what can be none."""
+    if not 0 <= offset < 1 << 63:
+        raise ValueError(f"an offset is a whole number from 0 on, not {offset}")
+    return offset
 
 
 def offset_after(batch: BytesLike) -> int:

@@ -206,6 +206,19 @@ def test_what_is_no_request(frame: bytes, code: ErrorCode, correlation_id: int |
     assert (got.code, got.correlation_id, got.fatal) == (code, correlation_id, code is ErrorCode.MALFORMED_FRAME)
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ([2, 7, "t", 0, {}], "Expected `int` >= 1 - at `partitions`"),
+        ([10, 7, "g", [["t", 0, -5, ""]]], "Expected `int` >= 0 - at `entries[0][2]`"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_name_of_the_field(fields: list[Any], said: str) -> None:
+    with pytest.raises(wire.BadRequest) as caught:
+        wire.decode_request(msgpack.packb(fields))
+    assert str(caught.value) == said
+
+
 @given(st.binary(max_size=200))
 @settings(max_examples=300, deadline=None)
 def test_any_bytes_are_a_request_or_refused(frame: bytes) -> None:

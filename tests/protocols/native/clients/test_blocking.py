@@ -162,6 +162,9 @@ async def test_seeking() -> None:
                 consumer.seek_to_time(1000, [("t", 0), ("t", 1)])
             with pytest.raises(ValueError, match="-5"):
                 consumer.seek_to_time(-5)
+            for wrong in (-1, 1 << 63):
+                with pytest.raises(ValueError, match="offset"):
+                    consumer.seek("t", 0, wrong)
             assert consumer.fetch(timeout_ms=1) == []
 
     async with native_broker() as running:

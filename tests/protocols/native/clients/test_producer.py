@@ -15,6 +15,7 @@ from core_log.memory_files import FaultyFiles, MemoryFiles
 from millrace import (
     BatchTooLarge,
     BlockingClient,
+    BlockingProducer,
     BufferFull,
     ConnectionLost,
     Consumer,
@@ -94,6 +95,8 @@ async def test_compressions(compression: str | None) -> None:
 def test_wrong_arguments(arguments: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         Producer(**{"server": "h:1", **arguments})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"."):
+        BlockingProducer(**{"server": "h:1", **arguments})  # type: ignore[arg-type]
 
 
 async def test_keys_go_where_kafka_puts_them_and_numbers_win() -> None:
