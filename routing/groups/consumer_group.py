@@ -248,6 +248,8 @@ class ConsumerGroup:
         """Whether offsets may be committed, or asked for, so. Raises GroupError."""
         if epoch < 0 and not self.members:
             return
+        if self.members and not member_id and instance_id is None:
+            raise UnknownMember(f"group '{self.name}' has members: who is none of them moves it when they are gone")
         member = self.member(member_id, instance_id)
         if member.epoch != epoch:
             raise StaleEpoch(f"member '{member_id}' has epoch {member.epoch} by now, not {epoch}")

@@ -352,6 +352,8 @@ class Group:
         """Whether offsets may be committed so. Raises GroupError."""
         if generation < 0 and self.state is State.EMPTY:
             return  # whoever divides partitions without the group
+        if self.members and not member_id and instance_id is None:
+            raise UnknownMember(f"group '{self.name}' has members: who is none of them moves it when they are gone")
         member = self._current(member_id, instance_id, generation)
         if self.state is State.COMPLETING:
             raise RebalanceInProgress("the group is divided anew")
