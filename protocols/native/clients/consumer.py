@@ -25,24 +25,25 @@ from protocols.native.clients.client import LinkConfig
 from protocols.native.clients.coordinators import CoordinatorLink
 from protocols.native.clients.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
 from protocols.native.clients.group_bytes import GroupMetadata
+from protocols.native.clients.group_reader import GONE, GroupReader
 from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.clients.listed_offsets import list_offsets
-from protocols.native.clients.membership import GroupTerms, Membership, Reader, RebalanceListener
-from protocols.native.clients.records import ConsumerRecord
+from protocols.native.clients.membership import GroupTerms, Membership, RebalanceListener
+from protocols.native.clients.records import ConsumerRecord, checked_offset
 from protocols.native.clients.served_membership import ServedMembership
-from protocols.native.errors import ErrorCode, MillraceError
+from protocols.native.errors import MillraceError
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_S_MAX = 5.0
-_GONE = (ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION)
 
 
 class Consumer(Fetcher):
     """`async with Consumer("host:port", group="g") as consumer`; see the module's rules.
 
     `auto_offset_reset` says where to begin in a partition the group never committed, or whose offset is gone: "latest",
-    "earliest" or "error". `fetch_min_bytes`, `fetch_max_wait_ms`: when the broker answers a fetch. `fetch_max_bytes`
+    "earliest" or "error" (whoever asks for records is told so; a member of a group may seek then, or in its listener's
+    `on_assigned`). `fetch_min_bytes`, `fetch_max_wait_ms`: when the broker answers a fetch. `fetch_max_bytes`
     and `partition_max_bytes`: how much one answer holds, in all and of each partition. `prefetch_bytes`: how much of a
     partition is read ahead.
 
@@ -204,7 +205,7 @@ class Consumer(Fetcher):
             self._coordinator = CoordinatorLink(wire_groups.OF_GROUP, self._group, self._link, self._nursery)
         kind = ServedMembership if self._served else Membership
         self._membership = kind(
-            self._terms, self._coordinator, _GroupReader(self), names, pattern, listener or RebalanceListener()
+            self._terms, self._coordinator, GroupReader(self), names, pattern, listener or RebalanceListener()
         )
         self._between = self._between_batches
         self._nursery.start_soon(self._run_membership, self._membership, self._member_scope)
@@ -237,11 +238,23 @@ class Consumer(Fetcher):
 
     async def _commit_beside(self, offsets: dict[Partition, int]) -> None:
         try:
-            await self.commit(offsets)
+            await self._commit_what_is_there(offsets)
         except MillraceError as error:
             logger.warning("offsets were not committed: %s", error)
         finally:
             self._committing = False
+
+    async def _commit_what_is_there(self, offsets: dict[Partition, int]) -> None:
+        """A topic that was deleted does not keep the others from being committed."""
+        try:
+            await self.commit(offsets)
+            return
+        except MillraceError as error:
+            topics = {topic for topic, _ in offsets}
+            if error.code not in GONE or len(topics) < 2:
+                raise
+        for topic in topics:
+            await self._commit_beside({key: offset for key, offset in offsets.items() if key[0] == topic})
 
     async def _commit_by_itself(self) -> None:
         """Rule 4."""
@@ -249,7 +262,7 @@ class Consumer(Fetcher):
             await self._commit_beside(self._next_offsets())
 
     def _next_offsets(self) -> dict[Partition, int]:
-        return {key: self.position(*key) for key in self._positions}
+        return {key: self.position(*key) for key in self._positions if key not in self._nowhere}
 
     async def _take_up(self) -> None:
         """Read the partitions that topics get, until cancelled."""
@@ -283,7 +296,7 @@ class Consumer(Fetcher):
         return list(self._positions)
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at `offset`. Raises KeyError when the partition is not assigned."""
+        """Go on at `offset`. Raises KeyError when the partition is not assigned, ValueError for what is no offset."""
         self._seek({(topic, partition): offset})
         await trio.lowlevel.checkpoint()
 
@@ -316,7 +329,7 @@ class Consumer(Fetcher):
     async def commit(self, offsets: Mapping[Partition, int] | None = None) -> None:
         """Store positions, or `offsets`, for the group; returns when they are durable.
 
-        Raises ValueError without a group, NotAMember when the group has gone on without it.
+        Raises ValueError without a group and for what is no offset, NotAMember when the group has gone on without it.
         """
         if self._group is None:
             raise ValueError("a consumer without a group cannot commit")
@@ -324,6 +337,8 @@ class Consumer(Fetcher):
             offsets = self._next_offsets()
         if not offsets:
             return
+        for offset in offsets.values():
+            checked_offset(offset)
         if self._membership is not None:
             await self._membership.commit(offsets)
         else:
@@ -422,55 +437,12 @@ class Consumer(Fetcher):
         super()._leaders_changed()
 
     async def _refused(self, position: Position, error: MillraceError) -> None:
-        if self._membership is not None and error.code in _GONE:
+        if self._membership is not None and error.code in GONE:
             key = (position.topic, position.partition)
             logger.warning("partition %d of topic '%s' is gone", position.partition, position.topic)
             self._set_positions({one: found.offset for one, found in self._positions.items() if one != key})
         else:
             await super()._refused(position, error)
-
-
-class _GroupReader(Reader):
-    """What its membership wants of a consumer."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    async def starts(self, partitions: list[Partition]) -> dict[Partition, int]:
-        """See `Reader`."""
-        try:
-            return await self._consumer._starts(partitions)
-        except MillraceError as error:
-            if error.code not in _GONE:
-                raise
-        found: dict[Partition, int] = {}
-        for key in partitions:
-            try:
-                found |= await self._consumer._starts([key])
-            except MillraceError as error:
-                if error.code not in _GONE:
-                    raise
-        return found
-
-    def set_assigned(self, starts: Mapping[Partition, int]) -> None:
-        """See `Reader`."""
-        self._consumer._set_positions(starts)
-
-    async def before_revoked(self, partitions: list[Partition]) -> None:
-        """See `Reader`."""
-        for finish in self._consumer._before_revoked:
-            await finish(partitions)
-        await self._consumer._commit_by_itself()
-
-    def interrupt(self) -> None:
-        """See `Reader`."""
-        self._consumer._put_back()
-        self._consumer._arrived.set()
-
-    def progress(self) -> object:
-        """See `Reader`."""
-        consumer = self._consumer
-        return None if consumer._waiting else (consumer._asked, consumer._next)
 
 
 def _is_partition(what: object) -> bool:

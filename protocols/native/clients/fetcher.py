@@ -8,7 +8,9 @@
    was cut, which is said, and reading goes on where the log has other records, or with reset "error" ends.
 4. A partition may be asked for by two links for a while, when another leads it or the same broker is reached by another
    link. What does not begin where it is read on by then, or was asked for in another epoch, is thrown away.
-5. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
+5. A member of a group may get partitions of which nobody knows where to begin (reset "error"): they are `NOWHERE` until
+   the application seeks, and whoever asks for records until then is told so.
+6. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
    whoever asks for records.
 """
 
@@ -29,7 +31,7 @@ from protocols.native.clients.group_bytes import Partition as Partition
 from protocols.native.clients.hooks import OnRecords
 from protocols.native.clients.link import Link
 from protocols.native.clients.listed_offsets import list_offsets
-from protocols.native.clients.records import ConsumerRecord, batch_records, offset_after, split_batches
+from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
 from protocols.native.errors import (
     ConnectionLost,
@@ -43,6 +45,8 @@ from protocols.native.errors import (
 logger = logging.getLogger("protocols.native.clients.consumer")
 
 OffsetReset = Literal["earliest", "latest", "error"]
+NOWHERE = -1
+"""An offset that is none: rule 5."""
 
 
 class FetchLimits(Struct, frozen=True):
@@ -123,6 +127,8 @@ class Fetcher(Service):
         self._fetch_wanted = trio.Event()
         self._fetches: dict[Link, trio.CancelScope | None] = {}
         self._failure: MillraceError | None = None
+        self._nowhere: set[Partition] = set()
+        """Rule 5."""
         self._records: list[ConsumerRecord] = []
         self._next = 0
         self._current: _Fetched | None = None
@@ -146,14 +152,15 @@ class Fetcher(Service):
         if not partitions:
             return {}
         if self._reset == "error":
-            raise error_from_wire((ErrorCode.OFFSET_OUT_OF_RANGE, False, f"no committed offset for {partitions}"))
+            raise _no_committed_offset(partitions)
         offsets = await list_offsets(self._leaders, partitions, self._reset)
         return {key: offset or 0 for key, offset in zip(partitions, offsets)}
 
     def _seek(self, offsets: Mapping[Partition, int]) -> None:
-        for key, offset in offsets.items():
-            position = self._positions[key]
+        moved = [(self._positions[key], checked_offset(offset)) for key, offset in offsets.items()]
+        for position, offset in moved:
             position.move(offset)
+            self._nowhere.discard((position.topic, position.partition))
             if self._current is not None and self._current.position is position:
                 self._forget_current()
         self._restart()
@@ -166,6 +173,7 @@ class Fetcher(Service):
             self._positions[key] = Position(*key, start) if kept is None else kept
         for dropped in before.values():
             dropped.generation += 1
+        self._nowhere = {key for key, position in self._positions.items() if position.offset == NOWHERE}
         read = set(self._positions.values())
         self._fetched = deque(fetched for fetched in self._fetched if fetched.position in read)
         if self._current is not None and self._current.position not in read:
@@ -185,6 +193,8 @@ class Fetcher(Service):
             while True:
                 if self._between is not None:
                     await self._between()
+                if self._nowhere:
+                    raise _no_committed_offset(sorted(self._nowhere))
                 if self._decode_next():
                     return True
                 if self._failure is not None:
@@ -297,6 +307,7 @@ class Fetcher(Service):
                 if not led:
                     return
                 wanted = [p for p in led if p.buffered_bytes < self._fetch_limits.prefetch_bytes and not p.paused]
+                wanted = [p for p in wanted if p.offset != NOWHERE] if self._nowhere else wanted
                 if not wanted or self._failure is not None:
                     await changed.wait()
                     continue
@@ -420,3 +431,8 @@ class Fetcher(Service):
     def _leaders_changed(self) -> None:
         self._arrived.set()
         self._look_again()
+
+
+def _no_committed_offset(partitions: list[Partition]) -> MillraceError:
+    named = ", ".join(f"partition {partition} of topic '{topic}'" for topic, partition in partitions)
+    return error_from_wire((ErrorCode.OFFSET_OUT_OF_RANGE, False, f"no committed offset for {named}"))

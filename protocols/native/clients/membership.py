@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from inspect import isawaitable
 
 import trio
@@ -86,6 +86,10 @@ class Reader(ABC):
     @abstractmethod
     async def starts(self, partitions: list[Partition]) -> dict[Partition, int]:
         """Where to begin in each; those of topics that are gone are left out."""
+
+    @abstractmethod
+    def reads(self) -> Collection[Partition]:
+        """What is read: less than what is assigned while topics are gone."""
 
     @abstractmethod
     def set_assigned(self, starts: Mapping[Partition, int]) -> None:
@@ -325,7 +329,8 @@ class Membership:
             finally:
                 for key in partitions:
                     self.assigned.pop(key, None)
-                self._reader.set_assigned(dict.fromkeys(self.assigned, 0))
+                read = self._reader.reads()
+                self._reader.set_assigned(dict.fromkeys((key for key in self.assigned if key in read), 0))
 
         await self._at_step(work)
 
@@ -336,7 +341,8 @@ class Membership:
         async def work() -> None:
             self.assigned = dict.fromkeys(assigned)
             self._told = True
-            self._reader.set_assigned({key: starts.get(key, 0) for key in assigned if key in starts or key not in new})
+            read = self._reader.reads()
+            self._reader.set_assigned({key: starts.get(key, 0) for key in assigned if key in starts or key in read})
             await self._tell(self._listener.on_assigned, new)
 
         await self._at_step(work)
@@ -391,8 +397,23 @@ class Membership:
                     self._leads is not None and self._leads != await self._counts()
                 ):
                     self._again.set()
+                else:
+                    await self._take_up_again()
             except MillraceError:
                 continue  # later
+
+    async def _take_up_again(self) -> None:
+        """Rule 6."""
+        unread = [key for key in self.assigned if key not in self._reader.reads()]
+        starts = await self._reader.starts(unread) if unread else {}
+        if not starts:
+            return
+
+        async def work() -> None:
+            here = {key: start for key, start in starts.items() if key in self.assigned}
+            self._reader.set_assigned(here | dict.fromkeys(self._reader.reads(), 0))
+
+        await self._at_step(work)
 
     async def _match(self) -> bool:
         """Whether the pattern means other topics now."""

@@ -54,6 +54,7 @@ class ServedMembership(Membership):
         """Be a member until cancelled or refused for good."""
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
                 await self._be_there(nursery)
         except MillraceError as error:
             self._fail(error)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec import structs
 
-from millrace import Client, Consumer, LinkConfig, MillraceError, Producer, RebalanceListener
+from millrace import Client, Consumer, LinkConfig, MillraceError, OffsetOutOfRange, Producer, RebalanceListener
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.errors import FencedInstance, NotAMember
 from routing.config import BrokerConfig
@@ -298,6 +299,50 @@ async def test_a_listener_may_seek_and_commit() -> None:
         assert (await running.broker.offsets.fetch("g"))[("t", 0)] == (3, "")
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_who_is_to_be_told_where_to_begin_says_so_in_the_listener_or_afterwards(protocol: str) -> None:
+    async with group_broker(consumer_heartbeat_ms=50) as running:
+        await fill(running, "t", 2, 10)
+
+        class Seeking(RebalanceListener):
+            async def on_assigned(self, partitions: list[Partition]) -> None:
+                await consumer.seek("t", 0, 8)
+
+        settings: dict[str, Any] = {"auto_offset_reset": "error", "group_protocol": protocol}
+        async with member(running, listener=Seeking(), **settings) as consumer:
+            for _ in range(2):
+                with pytest.raises(OffsetOutOfRange, match=r"no committed offset for partition 1 of topic 't'$"):
+                    await anext(consumer)
+            await consumer.commit()
+            assert await running.broker.offsets.fetch("g") == {("t", 0): (8, "")}
+            await consumer.seek("t", 1, 9)
+            assert sorted([(await anext(consumer)).offset for _ in range(3)]) == [8, 9, 9]
+            await consumer.commit()
+        await fill(running, "t", 2, 1)
+        async with member(running, **settings) as consumer:
+            assert [(await anext(consumer)).offset for _ in range(2)] == [10, 10]
+
+
+@pytest.mark.parametrize("assignors", [("range",), ("cooperative-sticky",), None])
+async def test_a_topic_that_is_deleted_and_there_again_is_read(assignors: tuple[str, ...] | None) -> None:
+    more: dict[str, Any] = {"assignors": assignors} if assignors else {"group_protocol": "consumer"}
+    more |= {"auto_commit_interval_ms": 10_000, "link": structs.replace(QUICK, metadata_max_age_ms=500)}
+    async with group_broker(consumer_heartbeat_ms=50) as running, trio.open_nursery() as nursery:
+        await fill(running, "t", 2, 10)
+        await fill(running, "other", 1, 1)
+        async with member(running, topics=["t", "other"], **more) as consumer:
+            one = Reading(consumer)
+            nursery.start_soon(one.run)
+            await until(lambda: len(one.values) == 21)
+            await running.broker.delete_topic("t")
+            await until(lambda: consumer.assignment == [("other", 0)])
+            await fill(running, "t", 2, 5)
+            await until(lambda: len(one.values) == 31)
+            await fill(running, "other", 1, 1)
+            await until(lambda: len(one.values) == 32)
+            one.scope.cancel()
+
+
 async def test_offsets_of_a_group_with_members_are_theirs() -> None:
     async with group_broker() as running:
         await fill(running, "t", 1, 10)
@@ -305,8 +350,11 @@ async def test_offsets_of_a_group_with_members_are_theirs() -> None:
             await anext(consumer)
             async with Consumer(running.server, "g", auto_offset_reset="earliest") as other:
                 await other.assign("t")
-                with pytest.raises(NotAMember):
+                with pytest.raises(NotAMember, match="group 'g' has members"):
                     await other.commit()
+            async with Client(running.server) as client:
+                with pytest.raises(NotAMember, match="group 'g' has members"):
+                    await client.set_offsets("g", {("t", 0): 3})
 
 
 def test_wrong_settings() -> None:

@@ -91,6 +91,9 @@ async def test_seeking() -> None:
             await consumer.seek_to_end()
             assert await nothing_comes(consumer)
             await consumer.seek("t", 1, 49)
+            for wrong in (-1, 1 << 63):
+                with pytest.raises(ValueError, match="offset"):
+                    await consumer.seek("t", 1, wrong)
             assert await take(consumer, 1) == [b"99"]
             await consumer.assign([("t", 0)])
             assert await take(consumer, 50) == [b"%d" % number for number in range(0, 100, 2)]

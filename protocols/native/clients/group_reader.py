@@ -1,0 +1,72 @@
+"""What the membership of a group does with its consumer: see `Reader`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from protocols.native.clients.fetcher import NOWHERE
+from protocols.native.clients.group_bytes import Partition
+from protocols.native.clients.listed_offsets import list_offsets
+from protocols.native.clients.membership import Reader
+from protocols.native.errors import ErrorCode, MillraceError
+
+if TYPE_CHECKING:
+    from protocols.native.clients.consumer import Consumer
+
+GONE = (ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION)
+
+
+class GroupReader(Reader):
+    """What its membership wants of a consumer."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    async def starts(self, partitions: list[Partition]) -> dict[Partition, int]:
+        """See `Reader`."""
+        try:
+            return await self._starts(partitions)
+        except MillraceError as error:
+            if error.code not in GONE:
+                raise
+        found: dict[Partition, int] = {}
+        for key in partitions:
+            try:
+                found |= await self._starts([key])
+            except MillraceError as error:
+                if error.code not in GONE:
+                    raise
+        return found
+
+    async def _starts(self, partitions: list[Partition]) -> dict[Partition, int]:
+        """With reset "error" nothing is wrong before the application was asked: `NOWHERE`."""
+        consumer = self._consumer
+        if consumer._reset != "error":
+            return await consumer._starts(partitions)
+        await list_offsets(consumer._leaders, partitions, "earliest")  # raises for what is gone
+        return dict.fromkeys(partitions, NOWHERE) | await consumer.committed(partitions)
+
+    def reads(self) -> Collection[Partition]:
+        """See `Reader`."""
+        return self._consumer._positions
+
+    def set_assigned(self, starts: Mapping[Partition, int]) -> None:
+        """See `Reader`."""
+        self._consumer._set_positions(starts)
+
+    async def before_revoked(self, partitions: list[Partition]) -> None:
+        """See `Reader`."""
+        for finish in self._consumer._before_revoked:
+            await finish(partitions)
+        await self._consumer._commit_by_itself()
+
+    def interrupt(self) -> None:
+        """See `Reader`."""
+        self._consumer._put_back()
+        self._consumer._arrived.set()
+
+    def progress(self) -> object:
+        """See `Reader`."""
+        consumer = self._consumer
+        return None if consumer._waiting else (consumer._asked, consumer._next)
