@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,8 @@ from protocols.native.clients.records import (
     RecordMetadata,
     acks_of,
     as_bytes,
+    as_headers,
+    as_time,
     compression_of,
     size_of,
 )
@@ -103,11 +106,16 @@ class BlockingProducer(ClientUser):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Take a record; it is stored when `flush` has returned. Raises what `flush` does, and UnknownPartition."""
+        """Take a record; it is stored when `flush` has returned. Raises what `flush` does, and UnknownPartition;
+        TypeError and ValueError for what cannot be stored.
+        """
         value = None if value is None else as_bytes(value)
         key = None if key is None else as_bytes(key)
+        headers = None if headers is None else as_headers(headers)
+        timestamp_ms = None if timestamp_ms is None else as_time(timestamp_ms)
         known = self._topics.get(topic) or self._learn(topic)
         if partition is not None:
+            partition = index(partition)
             if not 0 <= partition < known.partitions:
                 raise UnknownPartition(f"topic {topic!r} has no partition {partition}, but {known.partitions}")
         elif key is not None:

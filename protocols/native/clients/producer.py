@@ -43,6 +43,8 @@ from protocols.native.clients.records import (
     Headers,
     acks_of,
     as_bytes,
+    as_headers,
+    as_time,
     compression_of,
     size_of,
 )
@@ -167,15 +169,20 @@ class Producer(Service):
         """Take a record for delivery; await what it returns to know where it went.
 
         Without `partition` the key decides (Kafka's hash), without a key whichever partition's batch is being filled.
-        Raises BufferFull, UnknownTopic, UnknownPartition, RequestTimedOut, BatchTooLarge (it can never fit the buffer).
+        Raises BufferFull, UnknownTopic, UnknownPartition, RequestTimedOut, BatchTooLarge (it can never fit the buffer);
+        TypeError and ValueError for what cannot be stored.
         """
         if type(value) is not bytes and value is not None:
             value = as_bytes(value)
+        if timestamp_ms is not None:
+            timestamp_ms = as_time(timestamp_ms)
         if key is None and headers is None and value is not None:
             size = RECORD_OVERHEAD_BYTES + len(value)
         else:
             if type(key) is not bytes and key is not None:
                 key = as_bytes(key)
+            if headers is not None:
+                headers = as_headers(headers)
             size = size_of(value, key, headers)
         known = self._topics.get(topic)
         if known is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import repeat
+from operator import index
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -80,6 +81,26 @@ def as_bytes(value: object) -> bytes:
     raise TypeError(f"keys and values are bytes, not {type(value).__name__}")
 
 
+def as_headers(headers: Headers) -> Headers:
+    """The headers of a record as they are to be sent. Raises TypeError and ValueError for what cannot be: they would be
+    found out with the batch, and take all of its records with them.
+    """
+    taken = tuple(headers)  # the caller may change the list before it is sent
+    for name, content in taken:
+        if type(content) is not bytes and content is not None and not isinstance(content, bytearray | memoryview):
+            raise TypeError(f"values of headers are bytes, not {type(content).__name__}")
+        if not name.isascii():
+            name.encode("utf-8", "surrogateescape")
+    return taken
+
+
+def as_time(timestamp_ms: int) -> int:
+    """A record's time in ms. Raises TypeError and ValueError for what cannot be one."""
+    if not 0 <= index(timestamp_ms) < 1 << 63:
+        raise ValueError(f"a timestamp is in ms since 1970, not {timestamp_ms}")
+    return index(timestamp_ms)
+
+
 def size_of(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
     """Bytes a record takes in a batch, at most."""
     size = RECORD_OVERHEAD_BYTES
@@ -124,19 +145,17 @@ class BatchDraft:
     def add(
         self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp_ms: int | None, size: int
     ) -> int:
-        """Put a record in; its index. `size` is what `size_of` says."""
-        index = self.count
-        if headers is not None:
-            headers = tuple(headers)  # the caller may change the list before it is sent
+        """Put a record in; its index. `size` is what `size_of` says; of headers and time `as_headers` and `as_time`."""
+        number = self.count
         if timestamp_ms is not None:
-            self.timestamps_ms[index] = timestamp_ms
+            self.timestamps_ms[number] = timestamp_ms
             self._start_run(key, headers)
         elif key != self._key or headers != self._headers or self.timestamps_ms:
             self._start_run(key, headers)
         self._values.append(value)
-        self.count = index + 1
+        self.count = number + 1
         self.size += size
-        return index
+        return number
 
     def _start_run(self, key: bytes | None, headers: Headers | None) -> None:
         self._key, self._headers, self._values = key, headers, []

@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -97,6 +98,37 @@ def test_wrong_arguments(arguments: dict[str, object]) -> None:
         Producer(**{"server": "h:1", **arguments})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"."):
         BlockingProducer(**{"server": "h:1", **arguments})  # type: ignore[arg-type]
+
+
+WRONG: list[dict[str, Any]] = [
+    {"value": "text"}, {"key": 5}, {"headers": [("a", "text")]}, {"headers": [("\ud800", b"")]},
+    {"headers": {"a": b"b"}}, {"timestamp_ms": 1.5}, {"timestamp_ms": -1}, {"timestamp_ms": 1 << 63},
+    {"timestamp_ms": "now"}, {"partition": 0.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+async def test_what_can_be_no_record_is_refused_and_takes_no_others_with_it(wrong: dict[str, Any]) -> None:
+    def work(server: str) -> None:
+        with BlockingProducer(server) as producer:
+            producer.send("t", b"before", b"k")
+            with pytest.raises((TypeError, ValueError)):
+                producer.send("t", **{"value": b"x", **wrong})
+            producer.send("t", b"after", b"k")
+
+    async with native_broker() as running:
+        async with Producer(running.server, linger_ms=50) as producer:
+            before = await producer.send("t", b"before", b"k")
+            with pytest.raises((TypeError, ValueError)):
+                await producer.send("t", **{"value": b"x", **wrong})
+            after = await producer.send("t", b"after", b"k", headers=(("a", value) for value in (b"b", None)))
+            assert ((await before).offset, (await after).offset) == (0, 1)
+        await trio.to_thread.run_sync(work, running.server)
+        async with Consumer(running.server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            got = [await anext(consumer) for _ in range(4)]
+        assert [record.value for record in got] == [b"before", b"after"] * 2
+        assert got[1].headers == [("a", b"b"), ("a", None)]
 
 
 async def test_keys_go_where_kafka_puts_them_and_numbers_win() -> None:
