@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import code_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import LIST_TRANSACTIONS
 from protocols.kafka.registry import serves
+from routing.groups.errors import InvalidPattern
+from routing.groups.patterns import matching
 from routing.log_transactions.state import Stage
 
 _STAGES = {stage.value for stage in Stage}
 
 
-@serves(LIST_TRANSACTIONS, 0, 1)
+@serves(LIST_TRANSACTIONS, 0, 2)
 async def list_transactions(door: Door, call: Call, request: Entity) -> Entity:
     """Those that the user may use, and that the request asks for."""
     stages, producers = set(request.state_filters), set(request.producer_id_filters)
     longest = request.duration_filter if call.version else -1
     now_ms = door.broker.clock.now_ms()
+    names = {name for name, _ in door.broker.coordinator.known()}
+    if call.version >= 2 and request.transactional_id_pattern:
+        try:
+            names &= matching(request.transactional_id_pattern, names)
+        except InvalidPattern as error:
+            return Entity(error_code=code_of(error), unknown_state_filters=[], transaction_states=[])
     found = [
         Entity(transactional_id=name, producer_id=state.producer_id, transaction_state=state.stage.value)
         for name, state in door.broker.coordinator.known()
-        if (not stages or state.stage.value in stages)
+        if name in names
+        and (not stages or state.stage.value in stages)
         and (not producers or state.producer_id in producers)
         and (longest < 0 or 0 <= state.started_ms < now_ms - longest)
         and door.allows("write", name)

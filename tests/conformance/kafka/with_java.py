@@ -213,6 +213,11 @@ def check_transactions(tools: Tools) -> None:
     assert "1000 records sent" in tools("ProducerPerformance", "--topic", source, *size, *transactions)
     listed = tools("TransactionsCommand", "list")
     assert re.search(rf"^{tools.name}\s.*CompleteCommit", listed, re.MULTILINE), listed
+    if tools.java.version == VERSION:
+        listed = tools("TransactionsCommand", "list", "--transactional-id-pattern", f"{tools.name[:-1]}.")
+        assert re.search(rf"^{tools.name}\s.*CompleteCommit", listed, re.MULTILINE), listed
+        listed = tools("TransactionsCommand", "list", "--transactional-id-pattern", tools.name[:-1])
+        assert tools.name not in listed, listed
     described = tools("TransactionsCommand", "describe", "--transactional-id", tools.name)
     assert "CompleteCommit" in described, described
     tools.java.run(

@@ -230,6 +230,11 @@ async def test_operators_see_who_has_what_open_and_end_it() -> None:
         assert await listed(0) == await listed(state_filters=["Ongoing"]) == ["Zürich"]
         assert await listed(state_filters=["Empty"]) == await listed(producer_id_filters=[1]) == []
         assert await listed(duration_filter=60_000) == []
+        for pattern, found in (("Z.*", ["Zürich"]), ("Z.rich", ["Zürich"]), ("ric", []), ("", ["Zürich"])):
+            assert await listed(2, transactional_id_pattern=pattern) == found, pattern
+        every: dict[str, Any] = {"state_filters": [], "producer_id_filters": [], "transactional_id_pattern": "(["}
+        reply = await one.peer.ask(LIST_TRANSACTIONS, 2, **every)
+        assert (reply.error_code, reply.transaction_states) == (ErrorCode.INVALID_REGULAR_EXPRESSION, [])
         reply = await one.peer.ask(LIST_TRANSACTIONS, 1, state_filters=["Dead"], producer_id_filters=[])
         assert reply.unknown_state_filters == ["Dead"]
         reply = await one.peer.ask(DESCRIBE_TRANSACTIONS, 0, transactional_ids=["Zürich", "nobody"])
