@@ -45,6 +45,13 @@ class Nowhere:
     async def drained(self) -> None:
         """It is."""
 
+    async def woken(self) -> None:
+        """Others have their turn."""
+        await trio.lowlevel.checkpoint()
+
+    def wake_waiting(self) -> None:
+        """Nobody does for long."""
+
 
 def _request(client_id: bytes) -> bytes:
     rng, builder = random.Random(1), BatchBuilder(0, -1, 1_000_000)

@@ -173,14 +173,15 @@ class SocketOutbox:
     async def drained(self) -> None:
         """Wait until no more than half of the high mark is left, the outbox is broken, or `wake_waiting`."""
         if self.pending_bytes > self._low_bytes and not self._broken:
-            await self._woken()
+            await self.woken()
 
     async def emptied(self) -> None:
         """Wait until everything was taken by the kernel, or the outbox is broken."""
         while self.pending_bytes and not self._broken:
-            await self._woken()
+            await self.woken()
 
-    async def _woken(self) -> None:
+    async def woken(self) -> None:
+        """Wait until `wake_waiting`, whatever for."""
         if self._drained is None:
             self._drained = trio.Event()
         await self._drained.wait()
@@ -195,7 +196,7 @@ class SocketOutbox:
         self.wake_waiting()
 
     def wake_waiting(self) -> None:
-        """Make those who wait in `drained` and `emptied` look again."""
+        """Make those who wait here look again."""
         if self._drained is not None:
             self._drained.set()
             self._drained = None

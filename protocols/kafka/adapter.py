@@ -1,8 +1,9 @@
 """Kafka's protocol between a connection and the engine: requests in, replies in the order of the requests.
 
 1. A request is served when it is read. One that waits (a produce for its commit, a fetch for records, a member for its
-   group) is an object called back later, not a task; replies behind it wait for it, as Kafka's clients expect. A client
-   that leaves too much unread waits, one that asks for too much behind a request that waits is let go.
+   group) is an object called back later, not a task; replies behind it wait for it, as Kafka's clients expect. Of a
+   client that leaves too much unread, or asks for too much behind a request that waits, no more is read until then:
+   librdkafka sends a request for each partition, however many they are.
 2. Handlers are a file each (`adapter_NN_name.py`, NN the API key) and say which versions they serve.
 3. A version that is not served, or a request that cannot be read, ends the connection, as with Kafka: a client that
    asked for the versions never sends one. Only ApiVersions is answered whatever its version.
@@ -116,6 +117,12 @@ class ReplyOutbox(Outbox, Protocol):
     async def drained(self) -> None:
         """Wait until the client has read most of what is there, or is gone."""
 
+    async def woken(self) -> None:
+        """Wait until `wake_waiting`."""
+
+    def wake_waiting(self) -> None:
+        """Make those who wait look again."""
+
 
 class KafkaAdapter:
     """One client connection; see the module's rules and `protocols.sansio.Adapter`."""
@@ -146,6 +153,8 @@ class KafkaAdapter:
         self._again: Again | None = None
         self._behind_bytes = 0
         """Of replies that wait for another."""
+        self._wanted = False
+        """Somebody waits for these to be fewer."""
         self._login_deadline = clock() + config.login_timeout_ms / 1000
         self._ending = False
         self._name: str | None = None
@@ -183,6 +192,11 @@ class KafkaAdapter:
             if self._outbox.pending_bytes > self._config.replies_bytes_max:
                 self._broker.end_turn()
                 await self._outbox.drained()
+            if self._is_full:
+                self._broker.end_turn()
+                while self._is_full and not self.closed:
+                    self._wanted = True
+                    await self._outbox.woken()
             if self.closed or self._ending:
                 return
             try:
@@ -192,6 +206,12 @@ class KafkaAdapter:
                 return
         if self._frames.wrong_length is not None:
             self._give_up(f"a request of {self._frames.wrong_length} bytes")
+
+    @property
+    def _is_full(self) -> bool:
+        """As many requests wait, or as much of replies behind one of them, as may."""
+        config = self._config
+        return self.waiting >= config.requests_in_flight_max or self._behind_bytes > config.replies_bytes_max
 
     def next_timer_at(self) -> float:
         """The end of the time to log in."""
@@ -272,9 +292,9 @@ class KafkaAdapter:
         if self.door.bare_tokens:
             await self._take_token(frames[at])
             return 1
-        if self._again is not None and self._behind_bytes <= self._config.replies_bytes_max:
+        if self._again is not None:
             room = self._config.requests_in_flight_max - self.waiting
-            if room > 0 and (served := await self._again.serve(self, frames, at, room)):
+            if served := await self._again.serve(self, frames, at, room):
                 return served
         await self._serve(frames[at])
         return 1
@@ -306,10 +326,6 @@ class KafkaAdapter:
         request = read_message(reader, frame, at, self._config.request_elements_max)
         if self.door.grants is None and not served.before_login:
             raise Malformed(f"{served.api.name} before the login")
-        if self.waiting >= self._config.requests_in_flight_max:
-            raise Malformed(f"{self.waiting} requests wait for their reply")
-        if self._behind_bytes > self._config.replies_bytes_max:
-            raise Malformed(f"replies of {self._behind_bytes} bytes wait for another")
         waiting = self.queued(served, version, head)
         call = Call(version, client_id, waiting.answer)
         if key == _PRODUCE:
@@ -346,6 +362,9 @@ class KafkaAdapter:
                 self._outbox.write(piece)
         if self._ending and not calls:
             self.closed = True
+        if self._wanted and not self._is_full:
+            self._wanted = False
+            self._outbox.wake_waiting()
 
 
 class Waiting:

@@ -17,8 +17,8 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     request_elements_max: Count = 250_000
     """Elements of all arrays of a request; an element takes about 400 bytes of memory."""
     replies_bytes_max: Bytes = 16 << 20
-    """Replies of a connection that its client has not read yet; above that no more of its requests are served. If so
-    much waits for the reply to an earlier request, another request ends it.
+    """Replies of a connection that its client has not read yet, or that wait for the reply to an earlier request; above
+    that no more of its requests are served.
     """
     fetch_bytes_max: FrameBytes = 55 << 20
     """Most record bytes in one reply; only a single batch that is larger goes beyond it."""
@@ -33,7 +33,7 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     admin_timeout_ms_max: Milliseconds = 30_000
     """How long a request of an administrator waits for others at most."""
     requests_in_flight_max: Count = 1000
-    """Requests of one connection that may wait for their reply; one more ends it."""
+    """Requests of one connection that may wait for their reply; no more are served until then."""
     login_timeout_ms: Milliseconds = 10_000
     """How long a new connection may stay silent."""
     advertised_host: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +99,23 @@ def test_the_newest_requests_of_administrators(server: str) -> None:
     assert [partition.id for partition in topic.partitions] == [0]
     assert str(topic.topic_id)
     assert {operation.name for operation in topic.authorized_operations} >= {"READ", "WRITE", "ALTER"}
+
+
+def test_a_client_with_a_request_for_each_of_many_partitions_is_waited_with(tmp_path: Path) -> None:
+    """librdkafka sends a request for each partition, and as many as there are behind one that waits."""
+    config = tmp_path / "config.toml"
+    config.write_text("[kafka]\nrequests_in_flight_max = 10\n")
+    with broker_process(tmp_path / "data", doors=("native", "kafka"), arguments=["--config", str(config)]) as broker:
+        with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
+            client.create_topic("many", partitions=200)
+            failures: list[Any] = []
+            settings = {"bootstrap.servers": f"127.0.0.1:{broker.ports['kafka']}", "error_cb": failures.append}
+            producer = confluent_kafka.Producer({**settings, "linger.ms": 200})
+            for _ in range(3):
+                for number in range(200):
+                    producer.produce("many", b"x", partition=number, on_delivery=lambda e, _: e and failures.append(e))
+                assert producer.flush(20) == 0
+            stored = client.list_many_offsets([("many", number, "latest") for number in range(200)])
+        assert stored == [3] * 200
+        assert failures == []
+        assert "kafka connection ended" not in broker.log_path.read_text()

@@ -55,8 +55,16 @@ class Pipe:
 
     async def drained(self) -> None:
         """Wait until a test has taken it."""
+        await self.woken()
+
+    async def woken(self) -> None:
+        """See `ReplyOutbox`."""
         self._taken = trio.Event()
         await self._taken.wait()
+
+    def wake_waiting(self) -> None:
+        """See `ReplyOutbox`."""
+        self._taken.set()
 
     def take(self) -> bytes:
         """All that was written."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from struct import pack
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from core_log.memory_files import MemoryFiles
 from core_log.producer_states import ProducerStates
@@ -358,13 +360,24 @@ async def test_rights_are_those_of_all_doors() -> None:
         assert (await peer.fetch("mine", 2, wait_ms=10)).error_code == 0
 
 
-async def test_too_many_requests_that_wait_end_the_connection() -> None:
+async def test_behind_requests_that_wait_no_more_are_read() -> None:
     async with kafka_broker() as broker:
         await broker.create_topic("t", partitions=1, config={})
         peer = Peer(broker, requests_in_flight_max=2)
-        for _ in range(3):
+        for _ in range(2):
             await peer.send(FETCH, 11, **fetching("t", wait_ms=60_000))
-        assert peer.adapter.closed
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(peer.send, FETCH, 11, **fetching("t", 1, wait_ms=1)))
+            await trio.testing.wait_all_tasks_blocked()
+            assert (peer.adapter.waiting, peer.replies()) == (2, [])
+            await Peer(broker).produce("t", batch_of([b"a"]))
+        with trio.fail_after(5):
+            replies = peer.replies()
+            while len(replies) < 3:
+                await trio.sleep(0.001)
+                replies += peer.replies()
+        found = [records_of(reply.responses[0].partitions[0]) for reply in replies]
+        assert [[record.value for record in one] for one in found] == [[b"a"], [b"a"], []]
 
 
 # Idempotent producers

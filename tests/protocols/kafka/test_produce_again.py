@@ -11,9 +11,11 @@ import trio.testing
 
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.wall_clock import wall_clock_ms
+from protocols.kafka.adapter import Waiting
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_records import PRODUCE
+from protocols.kafka.registry import Served
 from routing.broker import Broker
 from tests.protocols.kafka.door import ALL, NOW_MS, Peer, batch_of, idempotent, kafka_broker, records_of
 
@@ -111,6 +113,16 @@ async def test_nobody_is_told_before_the_disk_has_it_nor_waits_for_ever(mock_clo
                 await trio.sleep(1)
 
 
+async def until_answered(peer: Peer, count: int) -> list[Any]:
+    """So many replies."""
+    replies: list[Any] = []
+    with trio.fail_after(5):
+        while len(replies) < count:
+            replies += peer.replies()
+            await trio.sleep(0.001)
+    return replies
+
+
 async def in_one_read(peer: Peer, batches: list[tuple[int, bytes]], version: int = 9) -> list[Any]:
     """What requests are answered that come together: error and base offset of each."""
     await peer.receive(
@@ -169,5 +181,19 @@ async def test_no_more_wait_in_a_run_than_may() -> None:
         request = asked(batch_of([b"more"]))
         await peer.receive(b"".join(peer.encoded(PRODUCE, 7, **request) for _ in range(3)))
         assert not peer.adapter.closed
-        await peer.receive(b"".join(peer.encoded(PRODUCE, 7, **request) for _ in range(4)))
-        assert peer.adapter.closed
+        assert len(await until_answered(peer, 3)) == 3
+        most = 0
+        queued = peer.adapter.queued
+
+        def seen(served: Served, version: int, head: bytes, count: int = 1) -> Waiting:
+            nonlocal most
+            made = queued(served, version, head, count)
+            most = max(most, peer.adapter.waiting)
+            return made
+
+        peer.adapter.queued = seen  # type: ignore[method-assign]
+        await peer.receive(b"".join(peer.encoded(PRODUCE, 7, **request) for _ in range(20)))
+        replies = await until_answered(peer, 20)
+        offsets = [reply.responses[0].partition_responses[0].base_offset for reply in replies]
+        assert offsets == list(range(4, 24))
+        assert most == 3
