@@ -72,8 +72,12 @@ class BlockingLink:
 
     def _exchange(self, request: Request, kind: type[ReplyType], wait_s: float) -> ReplyType:
         connection = self.connected()
-        self.send(connection, request)
-        return self._receive(connection, request.correlation_id, kind, wait_s)
+        try:
+            self.send(connection, request)
+            return self._receive(connection, request.correlation_id, kind, wait_s)
+        except KeyboardInterrupt:
+            self.close()  # half a request, or a reply that nobody waits for, would be left in it
+            raise
 
     def connected(self) -> socket.socket:
         """The connection, made if there is none. Raises ConnectionLost, and what the broker answers hello with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -166,6 +167,37 @@ async def test_seeking() -> None:
                 with pytest.raises(ValueError, match="offset"):
                     consumer.seek("t", 0, wrong)
             assert consumer.fetch(timeout_ms=1) == []
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
+class Interrupted:
+    """A connection in which Ctrl-C comes while a request is sent, or behind it."""
+
+    def __init__(self, connection: Any, *, halfway: bool) -> None:
+        self._connection = connection
+        self._halfway = halfway
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.sendall(data[: len(data) // 2] if self._halfway else data)
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize("halfway", [True, False])
+async def test_who_goes_on_after_an_interrupted_request_has_a_new_connection(halfway: bool) -> None:
+    def work(server: str) -> None:
+        with BlockingClient(server) as client:
+            client.create_topic("t", partitions=3)
+            link = client._any
+            link._socket = Interrupted(link.connected(), halfway=halfway)  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                client.describe_topic("t")
+            assert client.metadata(["t"]) == {"t": [0, 1, 2]}
+            assert len(client.describe_topic("t").partitions) == 3
 
     async with native_broker() as running:
         await in_thread(work, running.server)
