@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from protocols.adapter_topics import may_see
 from protocols.kafka.adapter_broker_configs import BrokerSetting, broker_settings
-from protocols.kafka.adapter_configs import KINDS, SOURCES, ResourceType, require_this_broker
+from protocols.kafka.adapter_configs import KINDS, SOURCES, ResourceType, not_configured, require_this_broker
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity
@@ -33,9 +33,7 @@ def _described(door: Door, request: Entity, asked: Entity) -> Entity:
         elif asked.resource_type == ResourceType.BROKER:
             found = _of_broker(door, asked.resource_name)
         else:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"resources of type {asked.resource_type} have no configuration"
-            )
+            raise not_configured(asked)
     except ENGINE_ERRORS as error:
         reply.error_code, reply.error_message = code_of(error), str(error) or None
         return reply

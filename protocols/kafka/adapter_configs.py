@@ -27,6 +27,7 @@ class ResourceType(IntEnum):
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 """What is to become of a setting."""
+_UNCONFIGURED = {8: "loggers of brokers", 16: "client metrics", 32: "groups"}
 KINDS: dict[Kind, int] = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 """What types of values are called."""
 SOURCES: dict[Source, int] = {"topic": 1, "broker": 4, "default": 5}
@@ -64,6 +65,12 @@ async def alter(
     return Entity(responses=responses)
 
 
+def not_configured(asked: Entity) -> KafkaError:
+    """What is said of a resource of a kind that has no configuration here."""
+    kind = _UNCONFIGURED.get(asked.resource_type, f"resources of type {asked.resource_type}")
+    return KafkaError(ErrorCode.INVALID_REQUEST, f"{kind} have no configuration here ('{asked.resource_name}')")
+
+
 async def _alter_one(
     door: Door, asked: Entity, validate_only: bool, change_of: Callable[[Entity], ConfigChange]
 ) -> None:
@@ -74,7 +81,7 @@ async def _alter_one(
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {names}")
         return
     if asked.resource_type != ResourceType.TOPIC:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"resources of type {asked.resource_type} have no configuration")
+        raise not_configured(asked)
     door.require("configure", asked.resource_name)
     control, change = door.broker.topic_control, change_of(asked)
     if validate_only:

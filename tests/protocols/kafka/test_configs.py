@@ -85,6 +85,9 @@ async def test_only_what_is_asked_for_is_told() -> None:
         assert (await described(peer, "no")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for kind in (0, 3, 8, 99):
             assert (await described(peer, "t", kind)).error_code == ErrorCode.INVALID_REQUEST
+        said = (await described(peer, "g", 32)).error_message
+        assert said == (await change(peer, ("x", SET, "1"), name="g", kind=32)).error_message
+        assert said == "groups have no configuration here ('g')"
 
 
 async def test_a_broker_tells_of_itself() -> None:
