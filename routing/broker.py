@@ -200,6 +200,7 @@ class Broker(Turns):
         self.set_vhost = control.set_vhost
         self.delete_vhost = control.delete_vhost
         self.connect = control.connect
+        self.attend = control.attend
         self.declare_exchange = control.declare_exchange
         self.check_exchange = control.check_exchange
         self.delete_exchange = control.delete_exchange

@@ -27,7 +27,7 @@ from protocols.native.adapter_groups import HANDLERS, GroupDoor
 from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
 from protocols.native.adapter_offsets import check_epoch, list_offsets, offsets_for_epochs
 from protocols.native.adapter_produce import PendingProduce
-from protocols.native.adapter_rights import require_rights
+from protocols.native.adapter_rights import require_operation, require_rights
 from protocols.native.adapter_transactions import TRANSACTION_HANDLERS, membership
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
@@ -73,6 +73,8 @@ class NativeAdapter:
         self._greeted = False
         self._grants: Grants
         """What the user may do, from hello on."""
+        self._outside: errors.NotAllowed | None = None
+        """Why the user may not enter the virtual host and can only ask for operations."""
         self._hello_deadline = clock() + config.hello_timeout_ms / 1000
         fetches = FetchDoor(self._led, outbox, broker.looked)
         self._fetches = Fetches(fetches, outbox, broker.timers, clock, config, broker.host.runnable)
@@ -135,6 +137,8 @@ class NativeAdapter:
             self._goodbye(ErrorCode.HELLO_REQUIRED, correlation_id=request.correlation_id)
             return
         try:
+            if self._outside is not None:
+                require_operation(self._outside, request)
             if self._greeted:
                 require_rights(self._grants, request)
             handler = self._HANDLERS.get(type(request))
@@ -181,7 +185,7 @@ class NativeAdapter:
                 self._goodbye(ErrorCode.AUTHENTICATION_FAILED, correlation_id=request.correlation_id)
                 return None
             client = Client("native", user, self._config.virtual_host, self.peer, self._shut_out, request.client_name)
-            self._grants = self._broker.connect(self, client)
+            self._grants = self._enter(client)
         except errors.BrokerError as error:
             self._goodbye(ErrorCode.ACCESS_REFUSED, str(error), request.correlation_id)
             return None
@@ -199,6 +203,15 @@ class NativeAdapter:
         names = ("request_bytes_max", "fetch_bytes_max", "fetch_wait_ms_max", "produce_timeout_ms_max")
         limits = {name: getattr(self._config, name) for name in (*names, "requests_in_flight_max")}
         return wire.HelloReply(request.correlation_id, version, SERVER, node_id(self._broker, self._config), limits)
+
+    def _enter(self, client: Client) -> Grants:
+        """Raises NotAllowed (no such virtual host), Banned."""
+        try:
+            return self._broker.connect(self, client)
+        except errors.NotAllowed as refusal:
+            grants = self._broker.attend(self, client)
+            self._outside = refusal
+            return grants
 
     async def _authenticated(self, credentials: tuple[str, str] | None) -> str | None:
         """Who the peer is; None: not welcome."""

@@ -2,7 +2,8 @@
 
 Creating, changing, deleting and binding a topic needs `configure`, producing `write`, what looks at records or offsets
 `read`; a binding also `read` on the exchange. Produce, fetch and list_offsets are asked for each entry
-(`NativeAdapter`), all others here, before they are served.
+(`NativeAdapter`), all others here, before they are served. Who may not enter the virtual host may ask for operations of
+administration, which look themselves, and for where the brokers are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from protocols.native import wire, wire_groups, wire_topics
 from routing.access.grants import Grants
-from routing.errors import AccessRefused
+from routing.errors import AccessRefused, NotAllowed
 
 _Check = Callable[[Grants, Any], None]
 
@@ -22,6 +23,12 @@ def require_rights(grants: Grants, request: wire.AnyRequest) -> None:
     check = _CHECKS.get(type(request))
     if check is not None:
         check(grants, request)
+
+
+def require_operation(outside: NotAllowed, request: wire.AnyRequest) -> None:
+    """For a user who may not enter the virtual host, and is told why. Raises AccessRefused."""
+    if not isinstance(request, _OPERATIONS):
+        raise AccessRefused(str(outside))
 
 
 def require_id(grants: Grants, transactional_id: str) -> None:
@@ -40,6 +47,8 @@ def _commit_offsets(grants: Grants, request: wire.CommitOffsets | wire_groups.Co
     for topic in {entry[0] for entry in request.entries}:
         grants.require("read", "topic", topic)
 
+
+_OPERATIONS = (wire.Metadata, wire.Administer, wire.DescribeBroker)
 
 _CHECKS: dict[type[wire.Request], _Check] = {
     wire_topics.CreateTopic: lambda grants, request: grants.require("configure", "topic", request.name),

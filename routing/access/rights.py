@@ -107,6 +107,10 @@ class Rights(Users):
             self._shared[vhost, name] = grants
         return grants
 
+    def no_grants(self, name: str, vhost: str) -> Grants:
+        """What a user may do who does not enter a virtual host: nothing there, whatever is changed."""
+        return Grants(name, vhost, self._kind_of, {})
+
     def _permission(self, vhost: str, name: str) -> Permission | None:
         if name not in self._users:
             return None

@@ -109,6 +109,14 @@ class Control:
         found.connections[owner] = client
         return grants
 
+    def attend(self, owner: object, client: Client) -> Grants:
+        """A client connection that may not enter its virtual host asks for operations of administration alone, which
+        look at tags and permissions themselves: an operator may be the one who can mend what keeps it out. It may do
+        nothing in the virtual host, whatever is changed. Raises NotAllowed where there is no such virtual host.
+        """
+        self.topology.vhost(client.vhost).connections[owner] = client
+        return self._broker.rights.no_grants(client.user, client.vhost)
+
     # --- exchanges, queues, bindings ---------------------------------------------------
 
     async def declare_exchange(

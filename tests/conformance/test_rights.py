@@ -258,3 +258,32 @@ def test_topics_are_names_too(broker: BrokerProcess) -> None:
     with pytest.raises(MillraceError) as refused, BlockingProducer(server, credentials=("ada", "x")) as producer:
         producer.send("r-t", b"x")
     assert refused.value.code == ACCESS_REFUSED
+
+
+def test_who_may_not_enter_the_virtual_host_asks_for_operations_alone(broker: BrokerProcess) -> None:
+    server = f"{HOST}:{broker.native_port}"
+    with administrator(broker) as client:
+        client.administer("vhosts.add", name="tenant")
+        client.administer("users.add", name="tina", password="x", tags=["monitoring"])
+        client.administer("permissions.set", vhost="tenant", name="tina", configure=".*", write=".*", read=".*")
+        with BlockingClient(server, credentials=("tina", "x")) as tina:
+            assert tina.administer("queues.list", vhost="tenant")["rows"] == []
+            assert tina.administer("messages.publish", routing_key="nobody", vhost="tenant") == {"routed": False}
+            assert tina.metadata() == {}
+            tina.describe_broker()
+            no_entry = "^access to vhost '/' refused for user 'tina'$"
+            operations: list[Callable[[], Any]] = [
+                lambda: tina.administer("queues.peek", name="r-q"),
+                lambda: tina.administer("topics.settings", name="r-t"),
+                lambda: tina.create_topic("t"),
+                lambda: tina.fetch("r-t", 0, 0),
+                lambda: tina.list_groups(),
+            ]
+            for operation in operations:
+                with pytest.raises(MillraceError, match=no_entry) as refused:
+                    operation()
+                assert refused.value.code == ACCESS_REFUSED
+            client.administer("users.delete", name="tina")
+            with pytest.raises(MillraceError):
+                tina.administer("queues.list")
+        client.administer("vhosts.delete", name="tenant")

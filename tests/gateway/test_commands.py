@@ -12,7 +12,7 @@ import pika
 import pytest
 from click.testing import CliRunner, Result
 from pika.adapters.blocking_connection import BlockingConnection
-from pika.exceptions import ConnectionClosedByBroker
+from pika.exceptions import AMQPConnectionError, ConnectionClosedByBroker
 
 from gateway.cli import main
 from tests.support import BrokerProcess, broker_process
@@ -117,6 +117,16 @@ def test_virtual_hosts(broker: BrokerProcess, millrace: Commands) -> None:
     with pytest.raises(ConnectionClosedByBroker, match="vhost 'staging' is deleted"):
         connection.process_data_events(10)
     assert millrace.refused("vhosts", "delete", "staging") == "vhost staging not found"
+
+
+def test_a_full_virtual_host_keeps_no_operator_out(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("vhosts", "limits", "/", "--max-connections", "0")
+    with pytest.raises(AMQPConnectionError, match=r"connection limit \(0\) is reached"):
+        connect(broker)
+    assert millrace.rows("connections", "list")[0]["protocol"] == "native"
+    assert "connection limit (0) is reached" in millrace.refused("topics", "create", "t")
+    millrace("vhosts", "limits", "/", "--max-connections", "-1")
+    connect(broker).close()
 
 
 def test_exchanges_and_bindings(millrace: Commands) -> None:
