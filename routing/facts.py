@@ -11,6 +11,8 @@ A time to live and a delay count from when the message was published. A delay is
 
 from __future__ import annotations
 
+import re
+
 PRIORITY_MAX = 255
 TTL_MS_MAX = 315_360_000_000
 """Ten years, as in RabbitMQ."""
@@ -29,6 +31,7 @@ DELAYED_FROM = 1 << DELAY_BITS
 
 TTL_MASK = (1 << 33) - 1
 _STEP_BITS = 7
+_DELAY_TEXT = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 def pack(persistent: bool, priority: int = 0, ttl_ms: int | None = None, delay_ms: int = 0) -> int:
@@ -55,6 +58,17 @@ def ttl_ms_of(facts: int) -> int | None:
 def delay_ms_of(facts: int) -> int:
     """How long after publishing it may be delivered; 0 is at once."""
     return facts >> DELAY_BITS
+
+
+def asked_delay_ms(value: object) -> int:
+    """What a header `x-delay` says: a number of milliseconds or a text of digits; anything else, or one below zero, is
+    none, and too much is as much as there may be.
+    """
+    if isinstance(value, str) and _DELAY_TEXT.fullmatch(value):
+        value = int(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        return int(max(0, min(value, DELAY_MS_MAX)))
+    return 0
 
 
 def without_delay(facts: int) -> int:

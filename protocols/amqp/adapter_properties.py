@@ -32,6 +32,7 @@ from routing.facts import (
     TTL_EXACT_MS_MAX,
     TTL_MASK,
     TTL_MS_MAX,
+    asked_delay_ms,
     pack,
     without_delay,
 )
@@ -54,7 +55,6 @@ REPLY_TO = "amq.rabbitmq.reply-to"
 
 _REPLY_TO = wire.short_string(REPLY_TO)
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_DELAY_DIGITS_MAX = 20
 _INTERNED_MAX = 4096
 _INTERNED_BYTES_MAX = 1024
 _interned: dict[bytes, Properties | SpecialProperties | AmqpError] = {}
@@ -202,7 +202,8 @@ def _properties_of(raw: bytes, found: BasicProperties) -> Properties | SpecialPr
     persistent = found.delivery_mode == PERSISTENT
     ttl_ms = None if found.expiration is None else int(found.expiration)
     headers = found.headers or {}
-    facts = pack(persistent, found.priority or 0, ttl_ms, _delay_ms(headers) if headers else 0)
+    delay_ms = asked_delay_ms(headers[DELAY_HEADER]) if DELAY_HEADER in headers else 0
+    facts = pack(persistent, found.priority or 0, ttl_ms, delay_ms)
     copies: list[str] = []
     for name in COPY_HEADERS:
         keys = headers.get(name, ())
@@ -250,7 +251,7 @@ def facts_of(raw: bytes, user: str) -> int | None:
                 if "CC" in table or "BCC" in table:
                     return None
                 if DELAY_HEADER in table:
-                    facts |= pack(False, delay_ms=_delay_ms(table))
+                    facts |= pack(False, delay_ms=asked_delay_ms(table[DELAY_HEADER]))
             elif step is Step.EXPIRATION:
                 stop = pos + 1 + raw[pos]
                 digits = raw[pos + 1 : stop]
@@ -297,16 +298,6 @@ def ruled_facts(facts: int, priorities: bytes, digits: list[bytes], delays: list
         return combined(facts + (1 << 9), 9, digits, 1, priorities)
     levels = priorities or bytes(count)
     return [facts | int(bytes(one)) + 1 << 9 | level << 1 for level, one in zip(levels, zip(*digits), strict=True)]
-
-
-def _delay_ms(headers: dict[str, Any]) -> int:
-    """The header `x-delay`, a number of milliseconds or a text of digits; anything else, or one below zero, is none."""
-    value = headers.get(DELAY_HEADER)
-    if isinstance(value, str) and len(value) <= _DELAY_DIGITS_MAX and _INTEGER.fullmatch(value):
-        value = int(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
-        return int(max(0, min(value, DELAY_MS_MAX)))
-    return 0
 
 
 def _is_expiration(text: str) -> bool:

@@ -27,7 +27,7 @@ from routing.errors import (
     StorageUnavailable,
     TimedOut,
 )
-from routing.facts import DELAY_MS_MAX, TTL_MS_MAX, pack
+from routing.facts import TTL_MS_MAX, asked_delay_ms, pack
 from routing.message import NeutralProperties, Properties, Slab
 from routing.message_makers import Made, maker_of
 from routing.property_editors import NEUTRAL, to_neutral_raw
@@ -127,7 +127,7 @@ async def publish(
     elif retain:
         raise InvalidArgument("only messages with an `mqtt_topic` are retained")
     else:
-        facts = pack(said.persistent, said.priority or 0, said.expiration_ms, _delay_ms(more))
+        facts = pack(said.persistent, said.priority or 0, said.expiration_ms, asked_delay_ms(more.get("x-delay")))
         made = Made(exchange, routing_key, Properties(NEUTRAL, raw, persistent=said.persistent, facts=facts), None)
     broker.rights.grants(user, vhost).require_publish(made.exchange, (made.routing_key,))
     if broker.blocked is not None:
@@ -145,11 +145,6 @@ def _neutral(said: Said, headers: dict[str, Any]) -> NeutralProperties:
 def bytes_of(text: str | Encoded) -> bytes:
     """What was given as text or in base64."""
     return text.encode("utf-8", "replace") if isinstance(text, str) else text.base64
-
-
-def _delay_ms(headers: dict[str, Any]) -> int:
-    value = headers.get("x-delay")
-    return min(value, DELAY_MS_MAX) if isinstance(value, int) and value > 0 else 0
 
 
 async def _published(broker: Broker, vhost: str, made: Made, body: bytes) -> bool:

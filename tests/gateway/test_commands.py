@@ -220,6 +220,9 @@ def test_delayed_messages(broker: BrokerProcess, millrace: Commands) -> None:
     millrace("delayed", "cancel", "later", str(rows[1]["id"]))
     assert [row["id"] for row in millrace.rows("delayed", "list", "later")] == [rows[0]["id"], rows[2]["id"]]
     assert millrace.refused("delayed", "cancel", "later", str(rows[1]["id"])).startswith("no delayed message")
+    for delay in ('"60000"', "6e4"):
+        millrace("messages", "publish", "x", "--key", "later", "--headers", f'{{"x-delay": {delay}}}')
+    assert len(millrace.rows("delayed", "list", "later")) == 4, "whatever way a client may say it"
     millrace("queues", "delete", "later")
 
 
