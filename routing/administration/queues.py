@@ -118,7 +118,7 @@ async def add_queue(
 @operation("queues.alter")
 async def alter_queue(broker: Broker, user: str, name: str, arguments: Arguments, vhost: str = "/") -> None:
     """Change arguments of a queue that is there; one that is null goes."""
-    queue = _queue(broker, vhost, name)
+    queue = _queue(broker, vhost, name, "queues.alter")
     await broker.alter_queue(name, arguments, owner=queue.owner, vhost=vhost)
 
 
@@ -147,7 +147,7 @@ async def bind_queue(
     arguments: Arguments | None = None,
 ) -> None:
     """Bind a queue to an exchange."""
-    owner = _queue(broker, vhost, name).owner
+    owner = _owner(broker, vhost, name)
     await broker.bind("queue", name, exchange, pattern, arguments, syntax=syntax, owner=owner, vhost=vhost)
 
 
@@ -163,14 +163,14 @@ async def unbind_queue(
     arguments: Arguments | None = None,
 ) -> None:
     """The inverse of `queues.bind`; a binding that is not there is no error."""
-    owner = _queue(broker, vhost, name).owner
+    owner = _owner(broker, vhost, name)
     await broker.unbind("queue", name, exchange, pattern, arguments, syntax=syntax, owner=owner, vhost=vhost)
 
 
 @operation("queues.purge")
 async def purge_queue(broker: Broker, user: str, name: str, vhost: str = "/") -> int:
     """Drop all messages of a queue that are not delivered; how many there were."""
-    return await broker.purge_queue(name, owner=_queue(broker, vhost, name).owner, vhost=vhost)
+    return await broker.purge_queue(name, owner=_queue(broker, vhost, name, "queues.purge").owner, vhost=vhost)
 
 
 @operation("queues.move")
@@ -181,7 +181,7 @@ async def move_messages(
 
     A message leaves its queue when the copy is safe. At most `MOVED_MAX` go in one request.
     """
-    queue, target = _queue(broker, vhost, source), _queue(broker, vhost, destination)
+    queue, target = (_queue(broker, vhost, name, "queues.move") for name in (source, destination))
     if queue is target:
         raise InvalidArgument("source and destination are the same queue")
     if queue.elsewhere:
@@ -207,7 +207,7 @@ async def rewind_queue(
 
     At most `MOVED_MAX` messages in one request; ask again with `after` as `last`, and the same `before`.
     """
-    queue = _queue(broker, vhost, name)
+    queue = _queue(broker, vhost, name, "queues.rewind")
     if queue.elsewhere:
         told = {
             "name": name,
@@ -249,7 +249,7 @@ async def list_delayed(
 
     Where more than `DELAYED_LOOKED_AT_MAX` wait, the first among so many.
     """
-    there = _queue(broker, vhost, queue)
+    there = _queue(broker, vhost, queue, "delayed.list")
     if there.elsewhere:
         told = {"queue": queue, "vhost": vhost, "limit": limit, "start": start}
         listed: dict[str, Any] = await ask_leader(there, "delayed.list", told)
@@ -267,7 +267,7 @@ async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: 
 
     Raises StorageUnavailable where the disk refuses; it may be gone all the same.
     """
-    there = _queue(broker, vhost, queue)
+    there = _queue(broker, vhost, queue, "delayed.cancel")
     if there.elsewhere:
         await ask_leader(there, "delayed.cancel", {"queue": queue, "id": id, "vhost": vhost})
         return
@@ -280,8 +280,15 @@ async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: 
     await durable(broker, there)
 
 
-def _queue(broker: Broker, vhost: str, name: str) -> Queue:
-    """Raises NotFound, NotImplementedYet (a stream)."""
+def _owner(broker: Broker, vhost: str, name: str) -> object:
+    """The connection that a queue or stream belongs to alone: an operator may do what that may. Raises NotFound."""
     found = broker.topology.vhost(vhost)
     there = found.queues.get(name)
-    return found.queue(name, None if there is None else there.owner, "this")
+    owner = None if there is None else there.owner
+    found.source(name, owner)
+    return owner
+
+
+def _queue(broker: Broker, vhost: str, name: str, operation: str) -> Queue:
+    """Raises NotFound, NotImplementedYet (a stream)."""
+    return broker.topology.vhost(vhost).queue(name, _owner(broker, vhost, name), operation)

@@ -221,7 +221,7 @@ def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str,
     check_arguments(name, vhost.name, arguments)
     kind = arguments.get("x-queue-type", "classic")
     if kind == "stream":
-        raise NotImplementedYet(f"queue type '{kind}' is not supported by this version")
+        raise NotImplementedYet(f"queue '{name}' in vhost '{vhost.name}' cannot become a stream")
     if kind != VIEW:
         return []
     topic = topic_name(arguments[VIEW_TOPIC], vhost.name)
