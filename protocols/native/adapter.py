@@ -182,7 +182,8 @@ class NativeAdapter:
             self._broker.bans.require_welcome("", "", self.peer)
             user = await self._authenticated(request.credentials)
             if user is None:
-                self._goodbye(ErrorCode.AUTHENTICATION_FAILED, correlation_id=request.correlation_id)
+                why = "" if request.credentials is not None else "a user is needed; the connection closes"
+                self._goodbye(ErrorCode.AUTHENTICATION_FAILED, why, request.correlation_id)
                 return None
             client = Client("native", user, self._config.virtual_host, self.peer, self._shut_out, request.client_name)
             self._grants = self._enter(client)

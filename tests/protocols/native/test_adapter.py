@@ -68,7 +68,10 @@ async def test_users_are_let_in_and_strangers_only_from_here_if_allowed() -> Non
         native_broker(authenticate=authenticate, config=config) as running,
         connected(running, hello=False) as peer,
     ):
-        assert await refused(peer, wire.Hello(0, 1, 1, "", None)) == ErrorCode.AUTHENTICATION_FAILED
+        reply = await peer.ask(wire.Hello(0, 1, 1, "", None))
+        assert isinstance(reply, wire.ErrorReply)
+        failed = (ErrorCode.AUTHENTICATION_FAILED, "a user is needed; the connection closes")
+        assert (reply.error[0], reply.error[2]) == failed
 
 
 async def test_a_silent_connection_ends() -> None:
