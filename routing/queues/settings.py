@@ -43,6 +43,7 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     overflow: str = "drop-head"
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
+    dead_letter_strategy: str = "at-most-once"
     priority_max: int = 0
     """Priorities 0 to this are told apart; 0: all messages are alike."""
     priority_window: int = 0
@@ -117,6 +118,14 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
         return self.dead_letter_exchange is not None or self.retry_then is not None
 
     @property
+    def keeps_dead_letters(self) -> bool:
+        """Its dead messages wait while they would reach no queue. Not where messages die of its length: it would end no
+        more.
+        """
+        ends = self.overflow == "reject-publish" or self.view_of is not None
+        return ends and self.dead_letter_strategy == "at-least-once"
+
+    @property
     def limited(self) -> bool:
         """It may hold so much and no more."""
         return self.max_length is not None or self.max_length_bytes is not None
@@ -141,6 +150,7 @@ _ARGUMENT_FIRST = {
     "overflow": "overflow",
     "dead-letter-exchange": "dead_letter_exchange",
     "dead-letter-routing-key": "dead_letter_routing_key",
+    "dead-letter-strategy": "dead_letter_strategy",
     "max-priority": "priority_max",
     "priority-window": "priority_window",
     "single-active-consumer": "single_active_consumer",

@@ -6,8 +6,9 @@
    them or both, never none. So few are under way at any time (`dead_letters_in_flight_max` and `_bytes_max`), the rest
    waits as eight bytes each.
 3. A copy that reaches no queue, or only such as it must not come to again (`death_history.py`), is dropped, as RabbitMQ
-   does. Where a log refuses it is tried again after a while. So it is where the queue at the end of a retry ladder is
-   missing: nobody who asks for retries wants to lose the message at the last of them.
+   does. Where a log refuses it is tried again after a while. So it is where the queue says `at-least-once`, as in
+   RabbitMQ, and where the queue at the end of a retry ladder is missing: nobody who asks for retries wants to lose the
+   message at the last of them. Those that have nowhere to go let others pass, up to a limit.
 4. What waits here counts as delivered in its queue, and is back in it after a start.
 5. Where nothing may be given out now (`suspended`) no copies are made: another broker may lead the queue, and have had
    the message settled.
@@ -46,6 +47,8 @@ _AHEAD = 1024
 """Messages that are read at once where they lie scattered."""
 _DENSE = 8
 """Where every so many-th message is wanted, the log is read as a whole."""
+_HOMELESS_MAX = 1024
+"""Messages of one queue that may have nowhere to go before those behind them wait as well."""
 _TURN_S = 0.002
 """How long copies are made in one turn."""
 
@@ -53,7 +56,7 @@ _TURN_S = 0.002
 class _Waiting:
     """Offsets in one queue that died for one reason, from `start` on."""
 
-    __slots__ = ("asleep", "offsets", "queue", "reason", "start", "warned")
+    __slots__ = ("asleep", "homeless", "offsets", "queue", "reason", "start", "told", "warned")
 
     def __init__(self, queue: Queue, reason: str) -> None:
         self.queue = queue
@@ -62,11 +65,23 @@ class _Waiting:
         self.start = 0
         self.asleep = False
         """Waits for the disk, or for time to pass."""
+        self.homeless = array("Q")
+        """Those that had nowhere to go when it was their turn."""
+        self.told = False
+        """It was said that some have nowhere to go."""
         self.warned = False
 
     def next(self, count: int) -> array[int]:
         """What is to be done next."""
         return self.offsets[self.start : self.start + count]
+
+    def again(self) -> None:
+        """Those that had nowhere to go are tried again: in their old order, but behind the others if they are many."""
+        if len(self.homeless) < _HOMELESS_MAX:
+            self.offsets[self.start : self.start] = self.homeless
+        else:
+            self.offsets.extend(self.homeless)
+        self.homeless = array("Q")
 
     def done(self, count: int) -> None:
         """The first `count` are taken care of."""
@@ -126,6 +141,7 @@ class DeadLetters:
         """The engine stops: what is not settled goes back to its queue."""
         self.due = False
         for waiting in self._waiting.values():
+            waiting.again()
             waiting.queue.put_back(waiting.offsets[waiting.start :])
         for flight in (*self._flights, *self.published):
             flight.queue.put_back(flight.offsets)
@@ -193,6 +209,7 @@ class DeadLetters:
 
         def wake() -> None:
             waiting.asleep = False
+            waiting.again()
             self.due = True
 
         self._broker.timers.at(trio.current_time() + self._config.dead_letter_retry_ms / 1000, wake)
@@ -201,7 +218,10 @@ class DeadLetters:
         queue = waiting.queue
         offsets = waiting.next(_BITE)
         if not offsets:
-            del self._waiting[queue, waiting.reason]
+            if waiting.homeless:
+                self._sleep(waiting)
+            else:
+                del self._waiting[queue, waiting.reason]
             return
         target = _target(queue, waiting.reason)
         if queue.deleted or target is None:
@@ -271,11 +291,11 @@ class DeadLetters:
             for route, part in self._routed(vhost, slab, run):
                 count = len(part.bodies)
                 if not route.homes and not route.topics:
-                    if target.must_exist:
-                        self._warn(waiting, f"there is no queue {target.routing_key}")
+                    if not target.must_exist:
+                        self.counts["dropped"] += count
+                        queue.settle_offsets(offsets[published : published + count])
+                    elif not self._keep(waiting, target, offsets[published : published + count]):
                         return published
-                    self.counts["dropped"] += count
-                    queue.settle_offsets(offsets[published : published + count])
                 elif not self._publish(waiting, route, part, offsets[published : published + count]):
                     return published
                 published += count
@@ -319,6 +339,19 @@ class DeadLetters:
         self._in_flight_bytes += slab.size
         return True
 
+    def _keep(self, waiting: _Waiting, target: Target, offsets: Sequence[int]) -> bool:
+        """These have nowhere to go and are tried again after a while; False where there are too many already."""
+        if not waiting.told:
+            waiting.told = True
+            place = (
+                f"exchange '{target.exchange}' leads to" if target.exchange else f"there is {target.routing_key!r} as"
+            )
+            logger.warning("dead letters of queue %s have to wait: %s no queue for them", waiting.queue.name, place)
+        if len(waiting.homeless) >= _HOMELESS_MAX:
+            return False
+        waiting.homeless.extend(offsets)
+        return True
+
     def _warn(self, waiting: _Waiting, why: str) -> None:
         if not waiting.warned:
             waiting.warned = True
@@ -359,7 +392,8 @@ def _target(queue: Queue, reason: str) -> Target | None:
         return Target("", settings.retry_then, must_exist=True)
     if settings.dead_letter_exchange is None:
         return None
-    return Target(settings.dead_letter_exchange, settings.dead_letter_routing_key)
+    keeps = settings.keeps_dead_letters
+    return Target(settings.dead_letter_exchange, settings.dead_letter_routing_key, must_exist=keeps)
 
 
 def _avoiding(route: Route, barred: frozenset[str]) -> Route:

@@ -40,6 +40,19 @@ def test_histories_are_those_of_rabbitmq(shared_broker: BrokerProcess) -> None:
         assert ours[scenario] == expected, scenario
 
 
+def test_at_least_once_a_dead_letter_waits_for_a_queue(channel: BlockingChannel, name: str) -> None:
+    terms = {
+        "x-queue-type": "quorum", "x-overflow": "reject-publish", "x-dead-letter-strategy": "at-least-once",
+        "x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}.dead",
+    }  # fmt: skip
+    channel.queue_declare(name, durable=True, arguments=terms)
+    channel.basic_publish("", name, b"m", Properties(delivery_mode=2))
+    method, _, _ = get(channel, name)
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    channel.queue_declare(f"{name}.dead", durable=True)
+    assert get(channel, f"{name}.dead", auto_ack=True)[2] == b"m"
+
+
 # --- what RabbitMQ has not ------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from core_log.files import FaultyFiles, MemoryFiles
 from routing.facts import pack
 from routing.message import Slab
 from routing.session import Outcome
-from tests.routing.harness import PERSISTENT, Client, Engine, engine, killed, with_headers
+from tests.routing.harness import PERSISTENT, Client, Engine, engine, killed, passing, with_headers
 
 DLX = {"x-dead-letter-exchange": "dlx"}
 
@@ -293,3 +293,78 @@ async def test_those_scattered_over_the_disk_are_read_by_the_hundred(clock: Mock
         clock.jump(4)
         await e.until(lambda: e.count("dead") == 2000)
         assert {body for body, _ in await e.drain("dead")} == set(map(str, range(2000)))
+
+
+async def test_at_least_once_they_wait_for_a_place_to_go_and_let_others_pass(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as e:
+        await e.queue("there")
+        terms = {
+            "x-dead-letter-exchange": "dlx", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+            "x-message-ttl": 5,
+        }  # fmt: skip
+        await e.broker.declare_exchange("in", "fanout")
+        await e.queue("q", arguments=terms)
+        await e.bind("in", "q")
+        client = e.client()
+        for key in ("early", "there", "early", "there"):
+            client.session.publish(Slab("in", key, PERSISTENT, [key.encode()]))
+        e.turn()
+        queue = e.broker.topology.queues["q"]
+        await passing(clock, 2)
+        assert (queue.message_count, queue.outstanding) == (0, 4), "the exchange is missing"
+        await e.broker.declare_exchange("dlx", "direct", durable=True)
+        await e.bind("dlx", "there", "there")
+        await passing(clock, 2)
+        await e.until(lambda: (e.count("there"), queue.outstanding) == (2, 2))
+        await e.queue("early")
+        await e.bind("dlx", "early", "early")
+        await passing(clock, 2)
+        await e.until(lambda: (e.count("early"), queue.outstanding) == (2, 0))
+        assert e.broker.dead_letters.counts == {"published": 4}
+
+
+async def test_at_least_once_a_cycle_is_kept_and_is_back_after_a_stop(clock: MockClock) -> None:
+    files = MemoryFiles()
+    terms = {
+        "x-dead-letter-exchange": "", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+    }  # fmt: skip
+    async with engine(files) as e:
+        await e.queue("q", arguments=terms | {"x-dead-letter-routing-key": "q", "x-message-ttl": 50})
+        await e.client().publish_safely("q", "m")
+        await passing(clock, 2)
+        queue = e.broker.topology.queues["q"]
+        assert (queue.message_count, queue.outstanding) == (0, 1)
+    async with engine(files) as e:
+        queue = e.broker.topology.queues["q"]
+        assert queue.message_count + queue.outstanding == 1
+
+
+@pytest.mark.parametrize(
+    "terms", [{"x-dead-letter-strategy": "at-least-once"}, {"x-overflow": "reject-publish"}], ids=["drops", "once"]
+)
+async def test_only_queues_that_refuse_what_is_too_much_keep_theirs(terms: dict[str, Any], clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as e:
+        await e.queue("q", arguments=terms | {"x-dead-letter-exchange": "missing", "x-message-ttl": 5})
+        e.client().publish("q", "m")
+        e.turn()
+        await passing(clock, 1)
+        assert e.broker.topology.queues["q"].outstanding == 0
+        assert e.broker.dead_letters.counts == {"dropped": 1}
+
+
+async def test_many_without_a_place_to_go_are_tried_a_part_at_a_time(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as e:
+        terms = {
+            "x-dead-letter-exchange": "dlx", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+            "x-message-ttl": 5,
+        }  # fmt: skip
+        await e.queue("q", arguments=terms)
+        e.client().publish("q", *range(3000))
+        e.turn()
+        await passing(clock, 5)
+        assert e.broker.topology.queues["q"].outstanding == 3000
+        await e.broker.declare_exchange("dlx", "fanout", durable=True)
+        await e.queue("dead")
+        await e.bind("dlx", "dead")
+        await passing(clock, 5)
+        await e.until(lambda: e.count("dead") == 3000 and not e.broker.topology.queues["q"].outstanding)
