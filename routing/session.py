@@ -96,8 +96,12 @@ class Session(Settling):
             for piece in route.pieces(part) if route.guarded else (part,):
                 self._publish(route, piece, mandatory, confirm)
 
-    def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> list[tuple[PartitionLog, int]]:
-        """Publish what was routed before, without a confirm and whatever the logs say; as `Route.deliver`."""
+    def deliver_to(
+        self, route: Route, slab: Slab, mandatory: bool, *, decided: bool = False
+    ) -> list[tuple[PartitionLog, int]]:
+        """Publish what was routed before, without a confirm and whatever the logs say; as `Route.deliver`. What is
+        `decided` no queue can refuse any more.
+        """
         if self.vhost.trace is not None:
             self.vhost.trace.published(self, slab, route)
         for history in route.histories:
@@ -106,7 +110,7 @@ class Session(Settling):
             if mandatory and not self.closed:
                 self.sink.returned(slab, "NO_ROUTE")
             return []
-        if route.guarded:
+        if route.guarded and not decided:
             return publish_pieces(self, route, slab)
         return put(route, slab, self.broker.clock.now_ms)
 

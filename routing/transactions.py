@@ -14,6 +14,8 @@
    crash before brings it back.
 6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back. If
    it refuses what is decided, the commit is answered when it has taken it.
+7. So it is if a queue here would refuse some of the messages because it is full. Once it is decided every queue takes
+   them, whatever came into it meanwhile, and so does one that another broker leads. A step lets full queues drop them.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from routing.publishing.step_parts import BodiesFound, Part, parts_of, put_home,
 from routing.publishing.writers import Writers
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.limits import room
 from routing.queues.queue import Queue
 from routing.redo_records import Places, Settled, decode_step, encode, published
 from routing.topology.route import Route
@@ -45,6 +48,7 @@ from routing.topology.topology import Topology
 from routing.unsettled import Outcome, Unsettled
 
 if TYPE_CHECKING:
+    from core_log.files import BytesLike
     from routing.cluster.clients.transactions import SharedTransactions
     from routing.queues.homes.home import Home
     from routing.session import Session
@@ -135,20 +139,35 @@ class Plan:
                 if there is not None and there.id == queue.id:
                     raise taken_back(queue)
 
+    def require_room(self) -> None:
+        """Raises LimitExceeded if a queue here refuses some of the messages."""
+        wanted: dict[Queue, list[BytesLike]] = {}
+        for route, slab, _ in self.routed:
+            for queue in route.guarded:
+                if queue.settings.overflow == "reject-publish" and not queue.elsewhere:
+                    wanted.setdefault(queue, []).extend(slab.bodies)
+        for queue, bodies in wanted.items():
+            if room(queue, bodies)[0] < len(bodies):
+                raise LimitExceeded(
+                    f"queue '{queue.name}' in vhost '{queue.vhost}' is full: nothing of the transaction took effect"
+                )
+
     def prepare(self) -> None:
         """See to it that nothing can be refused any more. Raises LogUnavailable."""
         for route in self.routes:
             for home, destinations in route.homes:
                 home.prepare(destinations)
 
-    def apply(self) -> None:
-        """Do everything. What is settled goes first: it makes room in queues that have a limit."""
+    def apply(self, *, decided: bool = True) -> None:
+        """Do everything. What is settled goes first: it makes room in queues that have a limit. For `decided` see
+        `Session.deliver_to`.
+        """
         session = self.session
         for entry, outcome in self.transaction.taken:
             session.finish(entry, outcome)
         with for_others(self.published):
             for route, slab, mandatory in self.routed:
-                session.deliver_to(route, slab, mandatory)
+                session.deliver_to(route, slab, mandatory, decided=decided)
 
     def places(self, marker: bytes) -> Places:
         """Where the logs here end that it publishes to."""
@@ -237,8 +256,8 @@ class Transactions:
 
     async def commit(self, session: Session, transaction: Transaction, step: Step | None = None) -> bool:
         """Let it take effect; returns when that cannot be lost any more. As a `step` it takes effect once: False if it,
-        or a later one, had before. Raises StorageUnavailable or, in a cluster, PreconditionFailed, and then the session
-        has back what it had settled.
+        or a later one, had before. Raises StorageUnavailable, LimitExceeded or, in a cluster, PreconditionFailed, and
+        then the session has back what it had settled.
         """
         try:
             self.under_way[transaction] = None
@@ -246,6 +265,8 @@ class Transactions:
                 plan = await self._planned(session, transaction)
             finally:
                 del self.under_way[transaction]
+            if step is None:
+                plan.require_room()
             plan.prepare()
             direct = None if step else self._direct_home(plan)
             if direct is not None:
@@ -262,7 +283,7 @@ class Transactions:
         except (LogUnavailable, BatchTooLarge, StorageUnavailable) as error:
             session.take_back(transaction)
             raise StorageUnavailable(str(error)) from error
-        except PreconditionFailed:
+        except (PreconditionFailed, LimitExceeded):
             session.take_back(transaction)
             raise
         if step is not None:
@@ -352,7 +373,7 @@ class Transactions:
                 break
             except LogUnavailable:
                 await trio.sleep(_RETRY_S)  # decided is decided
-        plan.apply()
+        plan.apply(decided=step is None)
         self._applied.add(key)
         homes = plan.seal()
         self._remove_when_durable(key, [*(home.log for home in homes), *(partition.log for partition in plan.topics)])

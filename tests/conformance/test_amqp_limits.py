@@ -113,6 +113,20 @@ def test_messages_that_do_not_fit_are_refused_alone(
     assert (nacked, len(acked), got) == (refused, len(sizes) - len(refused), len(left))
 
 
+def test_a_transaction_that_does_not_fit_is_refused_as_a_whole(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    channel.tx_select()
+    for bodies in ((b"1", b"2"), (b"3",)):
+        for body in bodies:
+            channel.basic_publish("", name, body, pika.BasicProperties(delivery_mode=2))
+        if bodies == (b"3",):
+            with pytest.raises(ChannelClosedByBroker, match=f"406.*queue '{name}' in vhost '/' is full"):
+                channel.tx_commit()
+        else:
+            channel.tx_commit()
+    assert drain(channel.connection.channel(), name) == ["1", "2"]
+
+
 def test_a_queue_lives_while_somebody_looks_at_it(channel: BlockingChannel, name: str) -> None:
     for kind in ("passive", "get", "idle"):
         channel.queue_declare(f"{name}.{kind}", arguments={"x-expires": 400})

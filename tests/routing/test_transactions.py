@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -278,6 +279,61 @@ async def test_a_transaction_has_a_limit() -> None:
             list(map(client.ack, tags))
         client.session.close()
         assert counts(running)[0] == 53
+
+
+FULL = {"x-max-length": 2, "x-overflow": "reject-publish"}
+
+
+@pytest.mark.parametrize("others", [(), ("t",), ("b", "c")], ids=["one batch", "a transient queue", "a record"])
+async def test_a_full_queue_refuses_the_whole(others: tuple[str, ...]) -> None:
+    async with engine(MemoryFiles()) as running:
+        client = await world(running)
+        await running.queue("full", arguments=FULL)
+        await take(client, 1)
+        client.session.begin()
+
+        async def commit(*numbers: int) -> None:
+            for number in numbers:
+                client.publish("full", number)
+            for other in others:
+                client.publish(other, *numbers)
+            client.ack(1)
+            await client.session.commit()
+
+        before = counts(running)
+        with pytest.raises(LimitExceeded, match=r"^queue 'full' in vhost '/' is full: nothing of the transaction"):
+            await commit(1, 2, 3)
+        assert counts(running) == before
+        await commit(1, 2)
+        assert running.count("full") == 2
+        assert sum(counts(running)) == sum(before) + 2 * len(others)
+
+
+async def test_what_is_decided_a_queue_takes_that_was_filled_meanwhile() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files) as running:
+        client = await world(running)
+        await running.queue("full", arguments=FULL)
+        client.session.begin()
+        client.publish("b", 1)
+        client.publish("c", 1)
+        client.publish("full", "of the transaction")
+        writes, filled = threading.Event(), threading.Event()
+
+        def wait(operation: str, path: str) -> None:
+            if operation == "write" and path.startswith("transactions/"):
+                writes.set()
+                assert filled.wait(10)
+
+        files.hook = wait
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.session.commit)
+            await running.until(writes.is_set)
+            running.client().publish("full", 1, 2)
+            running.turn()
+            filled.set()
+        files.hook = None
+        assert sorted(body for body, _ in await running.drain("full")) == ["1", "2", "of the transaction"]
 
 
 async def test_returns_come_with_the_commit_and_passing_consumers_get_theirs() -> None:

@@ -109,7 +109,7 @@ class Effects:
         try:
             with for_others(self._homes):
                 for route, slab, mandatory in plan.routed:
-                    targets += plan.session.deliver_to(route, slab, mandatory)
+                    targets += plan.session.deliver_to(route, slab, mandatory, decided=True)
         finally:
             self._say_again(self._homes, False)
         if again:

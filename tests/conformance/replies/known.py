@@ -73,6 +73,8 @@ NOT_IN_CASES: dict[str, str] = {
     "a dead letter is not delayed, whatever its x-delay":
         "by RabbitMQ's plugin it is if the dead letter exchange is the first delayed one on its way",
     "a dead letter that its next queue refuses waits until it is taken": "RabbitMQ's classic queues lose it",
+    "a transaction that does not fit into a queue that refuses publishes takes no effect":
+        "RabbitMQ answers 406 as well, and the queue has what did fit",
     "a message forgets the keys of BCC when it dies": "RabbitMQ routes dead letters by them; they are not stored here",
     "a first delivery has no x-delivery-count": "RabbitMQ's quorum queues say 0; absent costs nothing",
 }  # fmt: skip
