@@ -72,7 +72,7 @@ NOT_IN_CASES: dict[str, str] = {
     "a delay may be longer than 49 days": "RabbitMQ's plugin takes such a message for one without",
     "a dead letter is not delayed, whatever its x-delay":
         "by RabbitMQ's plugin it is if the dead letter exchange is the first delayed one on its way",
-    "a dead letter that its next queue refuses waits until it is taken": "RabbitMQ's classic queues lose it",
+    "a full queue that refuses publishes takes dead letters": "RabbitMQ's classic queues lose them",
     "a transaction that does not fit into a queue that refuses publishes takes no effect":
         "RabbitMQ answers 406 as well, and the queue has what did fit",
     "a message forgets the keys of BCC when it dies": "RabbitMQ routes dead letters by them; they are not stored here",

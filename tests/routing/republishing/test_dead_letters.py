@@ -368,3 +368,12 @@ async def test_many_without_a_place_to_go_are_tried_a_part_at_a_time(clock: Mock
         await e.bind("dlx", "dead")
         await passing(clock, 5)
         await e.until(lambda: e.count("dead") == 3000 and not e.broker.topology.queues["q"].outstanding)
+
+
+async def test_a_full_queue_that_refuses_publishes_takes_them() -> None:
+    async with engine(MemoryFiles()) as e:
+        await e.queue("dead", arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+        await e.queue("q", arguments=through("dead"))
+        e.client().publish("q", *range(5))
+        e.turn()
+        await e.until(lambda: e.count("dead") == 5)
