@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice, pairwise
 from typing import Any
 
 from routing.errors import PreconditionFailed
@@ -39,8 +40,7 @@ class RecentHistoryMatcher(FanoutMatcher):
 
     def remember(self, slab: Slab) -> None:
         """Messages passed the exchange."""
-        count = len(slab.bodies)
-        for part in self._wanted(slab.part(max(0, count - self._length), count)):
+        for part in self._wanted(slab):
             self._slabs.append(part)
             self._count += len(part.bodies)
             self._bytes += part.size
@@ -57,15 +57,17 @@ class RecentHistoryMatcher(FanoutMatcher):
         self._count += len(slab.bodies)
         self._bytes += slab.size
 
-    @staticmethod
-    def _wanted(slab: Slab) -> Iterable[Slab]:
-        """The parts of a slab that may be stored: its header asks that a message be not."""
-        if slab.raws is None:
-            return () if _NO_STORE in slab.properties.neutral.headers else (slab,)
+    def _wanted(self, slab: Slab) -> Iterable[Slab]:
+        """Of the messages of a slab that may be stored the last, in parts: a header asks that a message be not."""
         count = len(slab.bodies)
-        refused = [index for index in range(count) if _NO_STORE in slab.properties_of(index).neutral.headers]
-        starts, stops = [0, *(index + 1 for index in refused)], [*refused, count]
-        return [slab.part(start, stop) for start, stop in zip(starts, stops) if start < stop]
+        if slab.raws is None:
+            refused = _NO_STORE in slab.properties.neutral.headers
+            return () if refused else (slab.part(max(0, count - self._length), count),)
+        allowed = (one for one in reversed(range(count)) if _NO_STORE not in slab.properties_of(one).neutral.headers)
+        indices = sorted(islice(allowed, self._length))
+        ends = [at for at, (one, following) in enumerate(pairwise(indices), 1) if following > one + 1]
+        runs = [indices[start:stop] for start, stop in pairwise([0, *ends, len(indices)]) if start < stop]
+        return [slab.part(run[0], run[-1] + 1) for run in runs]
 
     def recent(self) -> list[Slab]:
         """What is remembered, oldest first."""

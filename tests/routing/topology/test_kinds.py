@@ -202,6 +202,20 @@ async def test_recent_history_is_sent_to_who_is_bound_later() -> None:
         assert len(await bodies(running, "late")) == 5
 
 
+@pytest.mark.parametrize("refused", [set(), {3}, {0, 4}, {1, 3}, {2, 3, 4}, {0, 1, 2, 3, 4}])
+async def test_history_has_as_many_as_there_may_be_however_the_others_lie_among_them(refused: set[int]) -> None:
+    async with engine(MemoryFiles()) as running:
+        broker, client = running.broker, running.client()
+        await broker.declare_exchange("x", "x-recent-history", arguments={"x-recent-history-length": 3})
+        client.publish("k", "before", exchange="x")
+        raws = [with_headers({"x-recent-history-no-store": True} if n in refused else {}).raw for n in range(5)]
+        client.session.publish(Slab("x", "k", PERSISTENT, [b"%d" % n for n in range(5)], raws=raws))
+        await running.queue("q")
+        await running.bind("x", "q")
+        expected = ["before", *(str(n) for n in range(5) if n not in refused)][-3:]
+        assert await bodies(running, "q") == expected
+
+
 # --- delays, several keys --------------------------------------------------------------------
 
 
