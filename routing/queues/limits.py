@@ -83,9 +83,13 @@ def _drop_newest(queue: Queue, count: int) -> list[int]:
     """The last that came: all of them lie at the end of the partition's log."""
     newest: list[int] = []
     for line in queue.lines():
+        left = count
         for first, number in reversed(list(line.ready.ranges())):
-            take = min(number, count - len(newest))
+            take = min(number, left)
             newest += range(first + number - take, first + number)
+            left -= take
+            if not left:
+                break
     newest = sorted(newest)[-count:]
     for line in queue.lines():
         line.ready.discard(newest)

@@ -113,6 +113,20 @@ def test_messages_that_do_not_fit_are_refused_alone(
     assert (nacked, len(acked), got) == (refused, len(sizes) - len(refused), len(left))
 
 
+@pytest.mark.parametrize("priorities", [(0, 3, 1), (5, 5, 5), (3, 1, 5, 0, 2)])
+def test_what_is_refused_dies_and_what_was_taken_stays_whatever_their_priorities(
+    channel: BlockingChannel, name: str, priorities: tuple[int, ...]
+) -> None:
+    terms = {"x-max-length": 2, "x-max-priority": 5, "x-overflow": "reject-publish-dlx"}
+    channel.queue_declare(f"{name}.dead")
+    to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}.dead"}
+    channel.queue_declare(name, arguments=terms | to_dead)
+    for number, priority in enumerate(priorities):
+        channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(priority=priority))
+    assert sorted(drain(channel, name)) == ["0", "1"]
+    assert sorted(drain(channel, f"{name}.dead")) == [str(number) for number in range(2, len(priorities))]
+
+
 def test_a_transaction_that_does_not_fit_is_refused_as_a_whole(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
     channel.tx_select()
