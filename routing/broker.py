@@ -141,8 +141,10 @@ class Broker(Turns):
     def _recover(self, metadata: MetadataStore | None) -> None:
         """What the disk has, or the cluster: `open_broker` says what is raised."""
         cluster, runnable, self.dead_letters = self.cluster, self._runnable.append, DeadLetters(self)
-        dead = self.dead_letters.add
-        self.host = host = Host(self.timers, self.clock, runnable=runnable, dead_letter=dead, unused=self._unused)
+        dead, refused = self.dead_letters.add, self.dead_letters.add_refused
+        self.host = host = Host(
+            self.timers, self.clock, runnable=runnable, dead_letter=dead, refused=refused, unused=self._unused
+        )
         homes = positions = None
         if cluster is not None and self.engine is not None:
             homes = [self.engine.forwarding.home(index) for index in range(cluster.members.meta.homes)]

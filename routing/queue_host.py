@@ -10,6 +10,7 @@ from weakref import WeakSet
 import trio
 
 from delay.timer_service import Timer, TimerService
+from routing.message import Slab
 from routing.queues.queue import Queue
 from routing.queues.view import TopicFeed
 from routing.queues.view_queue import ViewQueue
@@ -55,10 +56,12 @@ class Host:
         *,
         runnable: Callable[[Runnable], None],
         dead_letter: Callable[[Queue, Sequence[int], str], None],
+        refused: Callable[[Queue, Slab], None],
         unused: Callable[[Queue], None],
     ) -> None:
         self.runnable = runnable
         self.dead_letter = dead_letter
+        self.refused = refused
         self.unused = unused
         self.impatient: WeakSet[Queue] = WeakSet()
         self.views: WeakSet[ViewQueue] = WeakSet()

@@ -144,7 +144,7 @@ class Plan:
         wanted: dict[Queue, list[BytesLike]] = {}
         for route, slab, _ in self.routed:
             for queue in route.guarded:
-                if queue.settings.overflow == "reject-publish" and not queue.elsewhere:
+                if queue.settings.overflow != "drop-head" and not queue.elsewhere:
                     wanted.setdefault(queue, []).extend(slab.bodies)
         for queue, bodies in wanted.items():
             if room(queue, bodies)[0] < len(bodies):

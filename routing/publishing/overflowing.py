@@ -10,10 +10,32 @@ from routing.publishing.deduplication import put
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+    from routing.queues.queue import Queue
     from routing.session import Session
     from routing.topology.route import Route
 
     Target = tuple[PartitionLog, int]
+
+
+def deliver_refused(route: Route, slab: Slab, full: Queue) -> list[Target]:
+    """Put messages that a queue refuses into the others, as far as these have room, and have them die where full queues
+    ask for that. As `Route.deliver`.
+    """
+    if full.settings.overflow == "reject-publish-dlx":
+        full.host.refused(full, slab)
+    left = route.avoiding(frozenset((full,)))
+    if not left.guarded:
+        return left.deliver(slab)
+    targets: list[Target] = []
+    for piece in left.pieces(slab):
+        count = len(piece.bodies)
+        taken = min(left.room(piece.bodies), count)
+        fullest = left.fullest(piece.bodies) if taken < count else None
+        if taken:
+            targets += left.deliver(piece.part(0, taken))
+        if fullest is not None:
+            targets += deliver_refused(left, piece.part(taken, count), fullest)
+    return targets
 
 
 def publish_pieces(session: Session, route: Route, slab: Slab) -> list[Target]:
@@ -29,6 +51,7 @@ def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, con
     `Route.deliver`.
     """
     count = len(slab.bodies)
+    fullest = route.fullest(slab.bodies)
     confirms = session.confirms
     targets: list[Target] = []
     if room:
@@ -37,7 +60,7 @@ def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, con
         if confirm:
             confirms.require(fitting, targets, asks=route.asks, behind=count - room)
     if room < count:
-        targets = targets + route.overflowing().deliver(slab.part(room, count))
+        targets = targets + deliver_refused(route, slab.part(room, count), fullest)
     if confirm:
         confirms.refuse(count - room, LimitExceeded("a queue is full"))
     return targets

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 if TYPE_CHECKING:
     from delay.timer_service import Timer
+    from routing.message import Slab
     from routing.queues.fact_columns import FactColumns
     from routing.queues.queue import Queue
     from routing.queues.slab_cache import CachedSlab
@@ -45,6 +46,9 @@ class QueueHost(Protocol):
         The messages are in no line of the queue any more and count as outstanding. `reason` is "rejected", "expired",
         "maxlen" or "delivery_limit".
         """
+
+    def refused(self, queue: Queue, slab: Slab) -> None:
+        """A full queue did not take these messages, which die of that without having been in it."""
 
     def gave_way(self, queue: Queue, count: int) -> None:
         """So many messages had to leave a queue because of its length, with a dead letter exchange or without."""

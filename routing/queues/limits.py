@@ -40,25 +40,19 @@ def room(queue: Queue, bodies: Sequence[BytesLike]) -> tuple[int, int]:
 
 
 def enforce(queue: Queue) -> None:
-    """Drop what is too much: the oldest of the lowest priority, or the newest where publishers are refused."""
+    """Drop what is too much, the oldest of the lowest priority; not where publishers are refused: those who were not
+    keep what they have, whatever came back since.
+    """
     settings, sizes = queue.settings, queue.rules.sizes
-    if settings.overflow == "reject-publish":
+    if settings.overflow != "drop-head":
         return
     dropped: list[int] = []
     over = 0 if settings.max_length is None else queue.message_count - settings.max_length
-    if over > 0 and settings.overflow == "reject-publish-dlx":
-        dropped = _drop_newest(queue, over)
     while over > len(dropped) and _drop_oldest(queue, over - len(dropped), dropped):
         pass
     if sizes is not None and settings.max_length_bytes is not None:
-        while sizes.waiting_bytes > settings.max_length_bytes:
-            if settings.overflow == "reject-publish-dlx":
-                newest = _drop_newest(queue, 1)
-                dropped += newest
-                if not newest:
-                    break
-            elif not _drop_oldest(queue, 1, dropped):
-                break
+        while sizes.waiting_bytes > settings.max_length_bytes and _drop_oldest(queue, 1, dropped):
+            pass
     if dropped:
         queue.gave_way += len(dropped)
         queue.host.gave_way(queue, len(dropped))
@@ -77,21 +71,3 @@ def _drop_oldest(queue: Queue, most: int, dropped: list[int]) -> bool:
         line.take(count)
         dropped += range(first, first + count)
     return bool(count)
-
-
-def _drop_newest(queue: Queue, count: int) -> list[int]:
-    """The last that came: all of them lie at the end of the partition's log."""
-    newest: list[int] = []
-    for line in queue.lines():
-        left = count
-        for first, number in reversed(list(line.ready.ranges())):
-            take = min(number, left)
-            newest += range(first + number - take, first + number)
-            left -= take
-            if not left:
-                break
-    newest = sorted(newest)[-count:]
-    for line in queue.lines():
-        line.ready.discard(newest)
-    queue.rules.forget_sizes(newest)
-    return newest

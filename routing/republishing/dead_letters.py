@@ -28,7 +28,7 @@ import trio
 from core_log.errors import LogUnavailable
 from routing.errors import LimitExceeded, NotFound, StorageUnavailable
 from routing.message import Slab
-from routing.queues.death_history import DELIVERY_LIMIT, REJECTED
+from routing.queues.death_history import DELIVERY_LIMIT, MAXLEN, REJECTED
 from routing.queues.homes.home import for_others
 from routing.republishing.death_copies import Copies, CopyMaker, Target
 from routing.topology.route import Route
@@ -122,6 +122,7 @@ class DeadLetters:
         self._broker = broker
         self._config = broker.config
         self._waiting: dict[tuple[Queue, str], _Waiting] = {}
+        self._refused: list[tuple[Queue, Slab]] = []
         self.published: list[_Flight] = []
         """Copies of this turn, to be waited for (`note_commits`)."""
         self._flights: dict[_Flight, None] = {}
@@ -135,6 +136,13 @@ class DeadLetters:
         if waiting is None:
             waiting = self._waiting[queue, reason] = _Waiting(queue, reason)
         waiting.offsets.extend(offsets)
+        self.due = True
+
+    def add_refused(self, queue: Queue, slab: Slab) -> None:
+        """A full queue did not take these messages: copies are published when the turn ends, or never."""
+        queue.gave_way += len(slab.bodies)
+        queue.host.gave_way(queue, len(slab.bodies))
+        self._refused.append((queue, slab))
         self.due = True
 
     def put_back(self) -> None:
@@ -167,6 +175,9 @@ class DeadLetters:
     def run(self) -> None:
         """Publish copies for a moment; if that is not all, there will be another turn for the rest."""
         self.due = False
+        refused, self._refused = self._refused, []
+        for queue, slab in refused:
+            self._bury_refused(queue, slab)
         end = time.perf_counter() + _TURN_S
         config = self._config
         while True:
@@ -301,6 +312,20 @@ class DeadLetters:
                 published += count
         return published
 
+    def _bury_refused(self, queue: Queue, slab: Slab) -> None:
+        """Nobody was told that these are safe, so that there is nothing to be waited for."""
+        target = None if queue.deleted else _target(queue, MAXLEN)
+        if target is None:
+            return
+        maker = CopyMaker(queue.name, MAXLEN, target, self._broker.clock.now_ms() // 1000)
+        maker.add(slab, range(len(slab.bodies)), slab.facts)
+        vhost = self._broker.topology.vhost(queue.vhost)
+        for run in maker.runs:
+            for route, part in self._routed(vhost, run.slab(target.exchange), run):
+                leads = bool(route.homes or route.topics)
+                reached = leads and not isinstance(self._put(queue, route, part), str)
+                self.counts["published" if reached else "dropped"] += len(part.bodies)
+
     def _routed(self, vhost: VirtualHost, slab: Slab, run: Copies) -> Iterable[tuple[Route, Slab]]:
         like = run.like
         try:
@@ -313,20 +338,9 @@ class DeadLetters:
 
     def _publish(self, waiting: _Waiting, route: Route, slab: Slab, offsets: Sequence[int]) -> bool:
         """Enqueue copies; False when a log refuses them."""
-        try:
-            route.require_room(slab)
-        except LimitExceeded as error:
-            logger.warning("dead letters of queue %s are too large for a topic: %s", waiting.queue.name, error)
-            route = Route(route.queues, [], delayed=route.delayed)
-        failed = route.error()
-        if failed is not None:
-            self._warn(waiting, str(failed))
-            return False
-        try:
-            with for_others(route.durable_homes):
-                targets = dict(route.deliver(slab))
-        except LogUnavailable as unavailable:
-            self._warn(waiting, str(unavailable))
+        targets = self._put(waiting.queue, route, slab)
+        if isinstance(targets, str):
+            self._warn(waiting, targets)
             return False
         waiting.warned = False
         self.counts["published"] += len(slab.bodies)
@@ -339,14 +353,29 @@ class DeadLetters:
         self._in_flight_bytes += slab.size
         return True
 
+    def _put(self, queue: Queue, route: Route, slab: Slab) -> dict[PartitionLog, int] | str:
+        """Where copies went, or why a log refuses them."""
+        try:
+            route.require_room(slab)
+        except LimitExceeded as error:
+            logger.warning("dead letters of queue %s are too large for a topic: %s", queue.name, error)
+            route = Route(route.queues, [], delayed=route.delayed)
+        failed = route.error()
+        if failed is not None:
+            return str(failed)
+        try:
+            with for_others(route.durable_homes):
+                return dict(route.deliver(slab))
+        except LogUnavailable as unavailable:
+            return str(unavailable)
+
     def _keep(self, waiting: _Waiting, target: Target, offsets: Sequence[int]) -> bool:
         """These have nowhere to go and are tried again after a while; False where there are too many already."""
         if not waiting.told:
             waiting.told = True
-            place = (
-                f"exchange '{target.exchange}' leads to" if target.exchange else f"there is {target.routing_key!r} as"
-            )
-            logger.warning("dead letters of queue %s have to wait: %s no queue for them", waiting.queue.name, place)
+            key = "" if target.routing_key is None else f" with key '{target.routing_key}'"
+            place = f"exchange '{target.exchange}'{key}"
+            logger.warning("dead letters of queue %s have to wait: %s leads to no queue", waiting.queue.name, place)
         if len(waiting.homeless) >= _HOMELESS_MAX:
             return False
         waiting.homeless.extend(offsets)

@@ -37,8 +37,8 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "__weakref__", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_instead", "_once_in_ms", "_open",
-        "_passing", "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "is_logged", "queues",
+        "__weakref__", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_instead", "_once_in_ms", "_passing",
+        "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "is_logged", "queues",
         "remembering", "sole", "topics",
     )  # fmt: skip
 
@@ -76,7 +76,6 @@ class Route:
         self._instead: dict[Home, Home] = {}
         """Where messages wait, see `waiting`."""
         self.queues = queues
-        self._open: Route | None = None
         self._here: Route | None = None
         self._divided = divided
         by_home: dict[Home, list[Queue]] = {}
@@ -145,12 +144,16 @@ class Route:
         found.guarded = [queue for queue in self.guarded if queue.partition not in instead]
         found.asks = self.asks or len(found.guarded) < len(self.guarded)
         found.remembering = [queue for queue in self.remembering if queue.partition not in instead]
-        found._avoiding, found._open = {}, None
+        found._avoiding = {}
         return found
 
     def room(self, bodies: Sequence[BytesLike]) -> int:
         """How many of these messages the fullest of the guarded queues takes before it refuses one."""
         return self._room(bodies)[0]
+
+    def fullest(self, bodies: Sequence[BytesLike]) -> Queue:
+        """The guarded queue that is the first to refuse one of these messages."""
+        return min((queue for queue in self.guarded if not queue.elsewhere), key=lambda queue: room(queue, bodies))
 
     def _room(self, bodies: Sequence[BytesLike]) -> tuple[int, int]:
         return min((room(queue, bodies) for queue in self.guarded if not queue.elsewhere), default=(_ENDLESS, 0))
@@ -203,16 +206,6 @@ class Route:
         heeding = frozenset(self._heeding)
         targets = Route(self._heeding, [], delayed=True).deliver(slab)
         return targets + self.avoiding(heeding).deliver(undelayed(slab))
-
-    def overflowing(self) -> Route:
-        """Where messages go that do not fit: to those who do not refuse them."""
-        if self._open is None:
-            queues = [
-                queue for queue in self.queues
-                if not (queue.settings.limited and queue.settings.overflow == "reject-publish")
-            ]  # fmt: skip
-            self._open = Route(queues, self.topics, delayed=self.delayed)
-        return self._open
 
     def _pass_on(self, slab: Slab, facts: int) -> bool:
         """Hand the slab, whose facts are at most these, to the consumers of all queues, if each could have it now."""

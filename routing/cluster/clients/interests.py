@@ -20,6 +20,7 @@ import trio
 from routing.message import Slab
 from routing.publishing.deduplication import put
 from routing.publishing.named import Names
+from routing.publishing.overflowing import deliver_refused
 from routing.topology.interest import Interest, Others, Wanted
 from routing.topology.route import Route
 from routing.topology.topology import Topology
@@ -276,8 +277,9 @@ class Interests:
 
     def _deliver(self, route: Route, slab: Slab) -> None:
         if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):
+            fullest = route.fullest(slab.bodies)
             if room:
                 put(route, slab.part(0, room), self._now_ms)
-            put(route.overflowing(), slab.part(room, len(slab.bodies)), self._now_ms)
+            deliver_refused(route, slab.part(room, len(slab.bodies)), fullest)
         else:
             put(route, slab, self._now_ms)

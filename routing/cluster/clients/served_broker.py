@@ -32,6 +32,7 @@ from routing.cluster.clients.streams import Records
 from routing.errors import BrokerError, NotFound, PreconditionFailed
 from routing.message import Slab
 from routing.publishing.deduplication import put
+from routing.publishing.overflowing import deliver_refused
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
@@ -149,10 +150,11 @@ class ServedBroker:
             for piece in route.pieces(slab) if route.guarded else (slab,):
                 count = len(piece.bodies)
                 fitting = min(route.room(piece.bodies), count) if route.guarded else count
+                fullest = route.fullest(piece.bodies) if fitting < count else None
                 if fitting:
                     put(route, piece.part(0, fitting), broker.clock.now_ms)
-                if fitting < count:
-                    route.overflowing().deliver(piece.part(fitting, count))
+                if fullest is not None:
+                    deliver_refused(route, piece.part(fitting, count), fullest)
                     broker.refused_messages += count - fitting
                     taken.refuse(position + fitting, position + count - 1)
                 position += count

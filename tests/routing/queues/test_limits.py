@@ -55,6 +55,47 @@ async def test_part_of_a_slab_fits_and_other_queues_get_all_of_it() -> None:
         assert await bodies_in(running, "all") == ["1", "2", "3", "4", "5"]
 
 
+REJECT, REJECT_DLX = "reject-publish", "reject-publish-dlx"
+
+
+@pytest.mark.parametrize("overflows", [(REJECT, REJECT), (REJECT, REJECT_DLX), (REJECT_DLX, REJECT)])
+@pytest.mark.parametrize("confirm", [True, False])
+async def test_what_a_full_queue_refuses_goes_to_those_that_have_room(
+    overflows: tuple[str, str], confirm: bool
+) -> None:
+    async with engine(MemoryFiles()) as running:
+        for queue, length, overflow in zip("ab", (2, 4), overflows, strict=True):
+            terms = {"x-max-length": length, "x-overflow": overflow}
+            dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"dead {queue}"}
+            await running.queue(queue, arguments=terms | dead)
+            await running.queue(f"dead {queue}")
+            await running.bind("amq.fanout", queue)
+        client = running.client()
+        client.publish("", 1, 2, 3, exchange="amq.fanout", confirm=confirm)
+        client.publish("k", 4, 5, 6, exchange="amq.fanout", confirm=confirm)
+        running.turn()
+        await running.synced()
+        for queue, overflow, left in zip("ab", overflows, ("12", "1234"), strict=True):
+            assert await bodies_in(running, queue) == list(left)
+            died = [] if overflow == REJECT else [one for one in "123456" if one not in left]
+            assert await bodies_in(running, f"dead {queue}") == died
+
+
+@pytest.mark.parametrize("overflow", [REJECT, REJECT_DLX])
+async def test_what_comes_back_to_a_queue_that_refuses_publishes_stays(overflow: str) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-length": 2, "x-overflow": overflow})
+        client = running.client()
+        for numbers in ((1, 2), (3, 4)):
+            client.publish("q", *numbers)
+            running.turn()
+            for _ in numbers:
+                assert await client.session.get("q", no_ack=False) is not None
+        client.session.close()
+        running.turn()
+        assert await bodies_in(running, "q") == ["1", "2", "3", "4"]
+
+
 async def test_what_goes_straight_through_does_not_count() -> None:
     async with engine(MemoryFiles()) as running:
         await running.queue("q", arguments={"x-max-length": 1})
