@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 def room(queue: Queue, bodies: Sequence[BytesLike]) -> tuple[int, int]:
     """How many messages a queue takes of these before it refuses some, and how many it refuses then: one that is too
-    large does not stand in the way of smaller ones. Its consumers' credit counts.
+    large does not stand in the way of smaller ones. Its consumers' credit counts, once: what waits has it first.
     """
     settings, sizes, count = queue.settings, queue.rules.sizes, len(bodies)
     if not settings.limited or settings.overflow == "drop-head":
         return count, 0
     straight = sum(max(0, min(consumer.credit(), 1 << 20)) for consumer in queue.consumers)
+    waiting = queue.message_count + queue.partition.held_for(queue)
     left = count
     if settings.max_length is not None:
-        left = max(0, settings.max_length - queue.message_count - queue.partition.held_for(queue)) + straight
+        left = max(0, settings.max_length + straight - waiting)
     taken, over = min(left, count), max(0, count - left)
-    if sizes is not None and settings.max_length_bytes is not None and straight < taken:
-        end, lengths = straight, list(map(len, bodies))
-        space = settings.max_length_bytes - sizes.waiting_bytes - queue.partition.held_bytes_for(queue)
+    free = max(0, straight - waiting)
+    if sizes is not None and settings.max_length_bytes is not None and free < taken:
+        end, lengths = free, list(map(len, bodies))
+        waiting_bytes = sizes.waiting_bytes + queue.partition.held_bytes_for(queue)
+        space = settings.max_length_bytes - waiting_bytes * max(0, waiting - straight) // max(1, waiting)
         while end < taken and lengths[end] <= space:
             space -= lengths[end]
             end += 1

@@ -96,6 +96,24 @@ async def test_what_comes_back_to_a_queue_that_refuses_publishes_stays(overflow:
         assert await bodies_in(running, "q") == ["1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "waits"), [({"x-max-length": 1}, 1), ({"x-max-length-bytes": 2}, 2), ({"x-max-length": 0}, 0)]
+)
+async def test_what_consumers_can_take_counts_once_in_a_turn(limit: dict[str, int], waits: int) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments=limit | {"x-overflow": REJECT})
+        consumer = running.client()
+        consumer.session.prefetch_default = 2
+        await consumer.consume("q")
+        client = running.client()
+        for number in range(8):
+            client.publish("q", number, confirm=True)
+        await running.synced()
+        assert consumer.take_bodies() == ["0", "1"]
+        assert running.count("q") == waits
+        assert client.confirmed == 2 + waits
+
+
 async def test_what_goes_straight_through_does_not_count() -> None:
     async with engine(MemoryFiles()) as running:
         await running.queue("q", arguments={"x-max-length": 1})
