@@ -27,7 +27,8 @@ def require_rights(grants: Grants, request: wire.AnyRequest) -> None:
 
 def require_operation(outside: NotAllowed, request: wire.AnyRequest) -> None:
     """For a user who may not enter the virtual host, and is told why. Raises AccessRefused."""
-    if not isinstance(request, _OPERATIONS):
+    about_topics = isinstance(request, wire.Metadata) and request.topics != []
+    if about_topics or not isinstance(request, _OPERATIONS):
         raise AccessRefused(str(outside))
 
 
