@@ -298,6 +298,7 @@ class Broker(Turns):
             self.topology.drop_queue(queue)
         for vhost in self.topology.vhosts.values():
             vhost.connections.pop(owner, None)
+            vhost.attending.discard(owner)
 
     def require_size(self, slab: Slab) -> None:
         """Raises LimitExceeded if a body of the slab is larger than the configured maximum."""

@@ -109,7 +109,7 @@ class Rights(Users):
 
     def no_grants(self, name: str, vhost: str) -> Grants:
         """What a user may do who does not enter a virtual host: nothing there, whatever is changed."""
-        return Grants(name, vhost, self._kind_of, {})
+        return Grants(name, vhost, self._kind_of, None)
 
     def _permission(self, vhost: str, name: str) -> Permission | None:
         if name not in self._users:

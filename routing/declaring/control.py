@@ -100,7 +100,7 @@ class Control:
         self._broker.bans.require_welcome(client.name, client.user, client.peer)
         found = self.topology.vhost(client.vhost)
         grants = self._broker.rights.grants(client.user, client.vhost, client_id=client_id)
-        limit = found.room("max-connections", len(found.connections))
+        limit = found.room("max-connections", len(found.connections) - len(found.attending))
         if limit is not None:
             raise NotAllowed(
                 f"access to vhost '{client.vhost}' refused for user '{client.user}': "
@@ -114,7 +114,9 @@ class Control:
         look at tags and permissions themselves: an operator may be the one who can mend what keeps it out. It may do
         nothing in the virtual host, whatever is changed. Raises NotAllowed where there is no such virtual host.
         """
-        self.topology.vhost(client.vhost).connections[owner] = client
+        found = self.topology.vhost(client.vhost)
+        found.connections[owner] = client
+        found.attending.add(owner)
         return self._broker.rights.no_grants(client.user, client.vhost)
 
     # --- exchanges, queues, bindings ---------------------------------------------------

@@ -51,6 +51,8 @@ class VirtualHost:
         """"max-connections" and "max-queues"; one that is missing or negative is none."""
         self.connections: dict[object, Client] = {}
         """Who is connected, by what owns exclusive queues."""
+        self.attending: set[object] = set()
+        """Those of them who may only ask for operations of administration; no limit counts them."""
         self.bindings_to: BindingsTo = {}
         self.binding_count = 0
         self.exchanges: dict[str, Exchange] = {

@@ -196,8 +196,12 @@ async def test_limits_of_a_virtual_host() -> None:
         text = r"^access to vhost 'v' refused for user 'guest': connection limit \(1\) is reached$"
         with pytest.raises(NotAllowed, match=text):
             broker.connect(two, connected("v"))
+        operator = object()
+        assert not broker.attend(operator, connected("v")).allows("read", "q")
         broker.release(one)
         broker.connect(two, connected("v"))
+        broker.release(operator)
+        assert not broker.topology.vhost("v").attending
         await broker.set_vhost("v", limits={"max-queues": -1})
         await broker.declare_queue("r", vhost="v")
         await broker.set_vhost("w")
