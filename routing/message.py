@@ -154,6 +154,15 @@ TYPED_NAMES = (
     "timestamp_s", "type", "user_id", "app_id",
 )  # fmt: skip
 """Attributes of `NeutralProperties` that records have as headers under the reserved prefix."""
+USER_ID_HEADER = RESERVED_HEADER_PREFIX + "user-id"
+TYPED_BY_HEADER = {
+    header: name
+    for header, name in ((RESERVED_HEADER_PREFIX + name.replace("_", "-"), name) for name in TYPED_NAMES)
+    if header != USER_ID_HEADER
+}
+"""What such headers are when they are properties again, whoever wrote them. A user id stays a header: the property is
+taken as a name that the broker has checked, and it checks AMQP's alone.
+"""
 
 
 def _to_record_headers(neutral: NeutralProperties) -> list[tuple[str, bytes | None]]:

@@ -103,7 +103,7 @@ register_editor(PROTOCOL, _Editor())
 
 
 def from_neutral(neutral: NeutralProperties) -> bytes:
-    """The property list of a message that came in by another protocol."""
+    """The property list of a message that came in by another protocol, where nobody checks a user id."""
     headers = {
         name: _to_field(property_edits.typed(name, value))
         for name, value in neutral.headers.items()
@@ -122,7 +122,6 @@ def from_neutral(neutral: NeutralProperties) -> bytes:
         "expiration": None if neutral.expiration_ms is None else str(neutral.expiration_ms),
         "message_id": neutral.message_id,
         "type": neutral.type,
-        "user_id": neutral.user_id,
         "app_id": neutral.app_id,
     }
     for name, text in texts.items():

@@ -10,7 +10,8 @@
     message expiry          expiration; the engine counts it (`routing.facts`), raw bytes do not have it
 
 What MQTT has no property for (message id, type, ...) becomes a user property `millrace.<name>`, as in a topic's
-records, and comes back from there. A header that is no text becomes its JSON.
+records, and comes back from there, but for a user id (`routing.message.TYPED_BY_HEADER`). A header that is no text
+becomes its JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from routing.facts import TTL_MS_MAX, pack
 from routing.message import (
     NAME_ENCODING_ERRORS,
     RESERVED_HEADER_PREFIX,
+    TYPED_BY_HEADER,
     TYPED_NAMES,
     NeutralProperties,
     Properties,
@@ -60,7 +62,6 @@ _BLOCK = "mqtt 5 block"
 _BLOCKS = "mqtt 5 blocks"
 
 _BY_PROPERTY = {Property.CONTENT_TYPE: "content_type", Property.CORRELATION_DATA: "correlation_id"}
-_RESERVED = {RESERVED_HEADER_PREFIX + name.replace("_", "-"): name for name in TYPED_NAMES}
 _WITH_PROPERTY = {"content_type", "correlation_id", "reply_to", "expiration_ms"}
 
 
@@ -82,7 +83,7 @@ def to_neutral(raw: bytes) -> NeutralProperties:
     neutral.reply_to = None if topic is None else topic_to_routing_key(topic)
     headers = neutral.headers
     for name, value in found.get(Property.USER_PROPERTY, ()):
-        typed = _RESERVED.get(name)
+        typed = TYPED_BY_HEADER.get(name)
         if typed is not None and _set_typed(neutral, typed, value):
             continue
         if name not in headers:

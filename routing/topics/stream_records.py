@@ -25,7 +25,8 @@ from core_log.varint import read_varint, varint
 from routing.message import (
     NAME_ENCODING_ERRORS,
     RESERVED_HEADER_PREFIX,
-    TYPED_NAMES,
+    TYPED_BY_HEADER,
+    USER_ID_HEADER,
     NeutralProperties,
     Properties,
     decode_keys,
@@ -96,14 +97,17 @@ def _octet(value: bytes) -> int:
 _READ: dict[str, Callable[[bytes], Any]] = {
     "priority": _octet, "expiration_ms": _number, "timestamp_s": _number, "correlation_id": bytes,
 }  # fmt: skip
-_TYPED = {RESERVED_HEADER_PREFIX + name.replace("_", "-"): (name, _READ.get(name, _text)) for name in TYPED_NAMES}
+_TYPED = {header: (name, _READ.get(name, _text)) for header, name in TYPED_BY_HEADER.items()}
 
 
 def neutral_of(header_block: bytes) -> NeutralProperties:
-    """The inverse of `Properties.record_headers`: a reserved header that is not what it should be is left out."""
+    """The inverse of `Properties.record_headers`, but for a user id, which stays a header (`TYPED_BY_HEADER`).
+
+    A reserved header that is not what it should be is left out.
+    """
     neutral = NeutralProperties(persistent=True)
     for name, value in decode_header_block(header_block):
-        if not name.startswith(RESERVED_HEADER_PREFIX):
+        if name == USER_ID_HEADER or not name.startswith(RESERVED_HEADER_PREFIX):
             neutral.headers[name] = None if value is None else _text_or_bytes(value)
         elif value is not None and name in _TYPED:
             attribute, read = _TYPED[name]

@@ -236,6 +236,32 @@ def test_what_went_through_amqp_comes_back_as_it_was(broker: BrokerProcess, name
     assert [pair for pair in seen.UserProperty if not pair[0].startswith("x-")] == USER_PROPERTIES
 
 
+def test_a_user_id_that_nobody_has_checked_is_none(broker: BrokerProcess, name: str) -> None:
+    """AMQP's is who has published; in a user property or a header anybody may write anything. A stream keeps both."""
+    with amqp(broker) as channel, device(broker) as publisher:
+        bound, stream = bound_queue(channel, f"{name}.#"), f"{name}.stream"
+        channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+        channel.queue_bind(stream, "amq.topic", f"{name}.#")
+        channel.basic_publish("amq.topic", f"{name}.x", b"amqp", pika.BasicProperties(user_id="guest"))
+        publisher.publish(f"{name}/x", b"mqtt", everything(UserProperty=[("millrace.user-id", "root")]))
+        found = [got(channel, bound) for _ in range(2)]
+        with BlockingProducer(f"{HOST}:{broker.native_port}") as producer:
+            producer.send(stream, b"native", headers=[("millrace.user-id", b"root")])
+        channel.basic_qos(prefetch_count=10)
+        for method, properties, body in channel.consume(stream, arguments={"x-stream-offset": "first"}):
+            found.append((method, properties, body))
+            channel.basic_ack(method.delivery_tag)
+            if body == b"native":
+                break
+        channel.cancel()
+        channel.queue_delete(stream)
+    said = [
+        (body, properties.user_id, (properties.headers or {}).get("millrace.user-id")) for _, properties, body in found
+    ]
+    both = [(b"amqp", "guest", None), (b"mqtt", None, "root")]
+    assert said == [*both, *both, (b"native", None, "root")]
+
+
 @pytest.mark.parametrize("read", [native_record, kafka_record])
 def test_mqtt_to_records(broker: BrokerProcess, name: str, read: Any) -> None:
     bound_topic(broker, name, f"{name}.#")

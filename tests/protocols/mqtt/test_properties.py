@@ -46,8 +46,8 @@ def test_what_mqtt_has_no_property_for_comes_back() -> None:
         message_id="m", timestamp_s=12, type="t", user_id="u", app_id="x",
     )  # fmt: skip
     expected = NeutralProperties(
-        content_encoding="gzip", headers={"n": "5", "none": "", "list": "[1, 2]"}, priority=7, reply_to="a.#",
-        message_id="m", timestamp_s=12, type="t", user_id="u", app_id="x",
+        content_encoding="gzip", priority=7, reply_to="a.#", message_id="m", timestamp_s=12, type="t", app_id="x",
+        headers={"n": "5", "none": "", "list": "[1, 2]", "millrace.user-id": "u"},
     )  # fmt: skip
     assert to_neutral(b"\0" + from_neutral(neutral)) == expected
 

@@ -137,6 +137,8 @@ def test_typed_properties_come_back_from_their_headers() -> None:
     )
     register_decoder("whole-test", lambda raw: whole)
     headers = Properties("whole-test", b"x", persistent=True).record_headers
+    whole.user_id = None
+    whole.headers["millrace.user-id"] = "u"  # of whom it is nobody knows
     assert neutral_of(encode_headers(headers)) == whole
     assert neutral_of(NO_HEADERS) == NeutralProperties(persistent=True)
 
