@@ -96,6 +96,15 @@ class Session(Settling):
             for piece in route.pieces(part) if route.guarded else (part,):
                 self._publish(route, piece, mandatory, confirm)
 
+    def publish_into(self, queue_name: str, slab: Slab) -> None:
+        """Put a slab into one queue, as `publish` by its name does, mandatory and with a confirm, whatever exchange and
+        keys it has.
+        """
+        ((route, _),) = self.vhost.router.routed(Slab("", queue_name, slab.properties, slab.bodies, slab.size))
+        self.published += len(slab.bodies)
+        for piece in route.pieces(slab) if route.guarded else (slab,):
+            self._publish(route, piece, mandatory=True, confirm=True)
+
     def deliver_to(
         self, route: Route, slab: Slab, mandatory: bool, *, decided: bool = False
     ) -> list[tuple[PartitionLog, int]]:

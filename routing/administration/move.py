@@ -2,10 +2,15 @@
 
 Deliveries and publishes are numbered alike in a session of their own, so a confirm up to a number settles up to it.
 What goes wrong on the way leaves messages where they were, at worst in both places.
+
+A copy is published to the destination by name. One that died there before comes back as it had come, with its exchange
+and routing key: an MQTT client has no other way to know its topic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import trio
@@ -13,6 +18,8 @@ import trio
 from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
 from routing.facts import without_delay
 from routing.message import Slab
+from routing.property_editors import editor_of
+from routing.queues.death_history import DEATHS, came_by
 from routing.queues.queue import Queue
 from routing.session import Outcome
 
@@ -71,6 +78,26 @@ class _Mover:
         self.changed.set()
 
 
+def _copies(slab: Slab, destination: str) -> Iterator[Slab]:
+    """The messages as the destination gets them, in order."""
+    editor, by_name = editor_of(slab.properties.protocol), ("", destination)
+    raws = [slab.properties.raw] if slab.raws is None else slab.raws
+    ways = [by_name] * len(raws)
+    if editor is not None:  # else they have not died
+        ways = [came_by(editor.headers(raw, (DEATHS,)).get(DEATHS), destination) or by_name for raw in raws]
+    if slab.raws is None:
+        ways *= len(slab.bodies)
+    start = 0
+    for exchange, group in groupby(ways, lambda way: way[0]):
+        keys = [key for _, key in group]
+        part = slab.part(start, start + len(keys))
+        yield Slab(
+            exchange, keys[0], part.properties, part.bodies, part.size,
+            keys=None if keys.count(keys[0]) == len(keys) else keys, raws=part.raws, facts=part.facts,
+        )  # fmt: skip
+        start += len(keys)
+
+
 async def move(broker: Broker, vhost: str, source: Queue, destination: str, count: int) -> int:
     """Move up to `count` messages that wait now; how many were moved. Raises BrokerError if something went wrong."""
     count = min(count, source.message_count)
@@ -91,8 +118,8 @@ async def move(broker: Broker, vhost: str, source: Queue, destination: str, coun
                 arrived, mover.arrived = mover.arrived, []
                 for slab in arrived:
                     published += len(slab.bodies)
-                    copy = Slab("", destination, slab.properties, slab.bodies, raws=slab.raws, facts=slab.facts)
-                    session.publish(copy, mandatory=True, confirm=True)
+                    for copy in _copies(slab, destination):
+                        session.publish_into(destination, copy)
                 if arrived:
                     broker.end_turn()
                 if mover.confirmed > settled and mover.failure is None:

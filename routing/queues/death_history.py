@@ -68,6 +68,16 @@ def record(known: Any, death: Death) -> dict[str, Any]:
     return headers | {name: getattr(death, part) for part, name in _LAST.items()}
 
 
+def came_by(deaths: Any, queue: str) -> tuple[str, str] | None:
+    """Exchange and routing key by which a message first came to a queue that it has died in, by its `x-death`."""
+    for entry in reversed(deaths) if isinstance(deaths, (list, tuple)) else ():
+        if isinstance(entry, Mapping) and entry.get("queue") == queue:
+            exchange, keys = entry.get("exchange"), entry.get("routing-keys")
+            if isinstance(exchange, str) and isinstance(keys, (list, tuple)) and keys and isinstance(keys[0], str):
+                return exchange, keys[0]
+    return None
+
+
 def _is_same(entry: Any, death: Death) -> bool:
     return isinstance(entry, Mapping) and entry.get("queue") == death.queue and entry.get("reason") == death.reason
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio.testing
 
 from protocols.mqtt.raw import mark_of
 from routing.access.grants import Permission
@@ -190,3 +191,26 @@ async def test_an_operator_publishes_as_a_client_does(world: World) -> None:
             await ask(world, "messages.publish", mqtt_topic=topic)
     with pytest.raises(InvalidArgument, match="a topic, or an exchange"):
         await ask(world, "messages.publish", mqtt_topic="a", exchange="amq.topic")
+
+
+async def test_dead_letters_that_are_moved_back_have_their_topics_again(world: World) -> None:
+    broker = world.broker
+    await broker.declare_queue("dead", durable=True)
+    definition = {"dead-letter-exchange": "", "dead-letter-routing-key": "dead", "max-length": 1}
+    await broker.set_policy("dead", "^mqtt\\.", definition, apply_to="queues")
+    client, _ = await opened(world, "s", block(session_expiry=100), flags=0)
+    await client.send(subscribe_5(1, ("a/#", 1), ("b/#", 1)))
+    client.lose()
+    publisher, _ = await opened(world, "p")
+    topics = ["a/v1.2", "a/x", "a/x", "b/y", "b/z"]
+    await publisher.send(*(publish_5(topic, b"x", qos=1, packet_id=at) for at, topic in enumerate(topics, 1)))
+    await trio.testing.wait_all_tasks_blocked()
+    world.broker.end_turn()
+    assert broker.topology.queues["dead"].message_count == 4
+    await broker.set_policy("dead", "^mqtt\\.", {"max-length": 10}, apply_to="queues")
+    await publisher.send(publish_5("c/d", b"x", qos=1, packet_id=9))
+    assert await ask(world, "queues.move", source="dead", destination="mqtt.s") == {"moved": 4, "left": 0}
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=100), flags=0))
+    _, *messages = await told(client)
+    assert [body[2 : 2 + body[1]].decode() for _, body in messages] == ["b/z", *topics[:4]]

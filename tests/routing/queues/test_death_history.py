@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from routing.queues.death_history import Death, barred_queues, carbon_copies, record
+from routing.queues.death_history import Death, barred_queues, came_by, carbon_copies, record
 
 DEATH = Death("q", "expired", "x", ("k", "copy"), 1_700_000_000, "60000")
 TABLE = {
@@ -82,6 +82,16 @@ def died(queue: str, reason: str) -> dict[str, Any]:
 )
 def test_queues_of_an_automatic_cycle_are_barred(deaths: list[Any], reason: str, barred: set[str]) -> None:
     assert barred_queues(deaths, reason) == barred
+
+
+def test_a_message_came_to_a_queue_as_the_oldest_entry_of_it_says() -> None:
+    deaths = [
+        {"queue": "q", "exchange": "", "routing-keys": ["later"]}, {"queue": "r"},
+        {"queue": "q", "exchange": "e", "routing-keys": ["first", "cc"]}, {"queue": "q", "exchange": "e"}, "no entry",
+    ]  # fmt: skip
+    assert came_by(deaths, "q") == ("e", "first")
+    for no_history in (deaths[1:2], deaths[3:], [{"queue": "q", "exchange": 1, "routing-keys": [2]}], "q", None):
+        assert came_by(no_history, "q") is None
 
 
 @pytest.mark.parametrize(
