@@ -21,7 +21,8 @@ from protocols.mqtt.adapter_deliveries import (
     whole_at_qos_0,
 )
 from protocols.mqtt.adapter_properties import blocks_of
-from protocols.mqtt.adapter_retained import GIVEN_FROM, given
+from protocols.mqtt.adapter_retained import EXCHANGE, GIVEN_FROM, given
+from protocols.mqtt.adapter_sessions import queue_name
 from protocols.mqtt.adapter_terms import (
     NO_TOPIC,
     Route,
@@ -86,7 +87,7 @@ class Delivering:
 
     __slots__ = (
         "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
-        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "inflight", "only_granted", "too_large",
+        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "inflight", "too_large",
     )  # fmt: skip
 
     def __init__(
@@ -111,8 +112,6 @@ class Delivering:
         self._own_mark = b""
         """That of the client, where it does not want all that it publishes."""
         self._routes_on_terms: dict[str, Route] = {}
-        self.only_granted = False
-        """What matches no filter of the client is not for it, though it waits in its queue."""
         self.too_large = 0
         """Messages that were not sent because the client takes no packets as large (MQTT-3.1.2-25)."""
 
@@ -404,10 +403,17 @@ class Delivering:
         return route
 
     def _own_topic_of(self, routing_key: str) -> bytes | None:
-        """The topic by which the client's own queue delivers; None as well where that is not for the client."""
-        if self.only_granted and not self._subscriptions.match(routing_key):
-            return None
-        return self.topic_of(routing_key)
+        """The topic by which the client's own queue delivers; None as well where that is not for the client.
+
+        That may wait for it all the same, if it was another user's session or rights have changed: the user may not
+        read the topic, and has no subscription to it.
+        """
+        grants = self._adapter.grants
+        may_read = grants.allows("read", EXCHANGE) and grants.allows_key("read", EXCHANGE, routing_key)
+        if may_read or self._subscriptions.match(routing_key):
+            return self.topic_of(routing_key)
+        by_name = routing_key == queue_name(self._adapter.connect.client_id)
+        return self.topic_of(routing_key) if by_name else None
 
     def topic_of(self, routing_key: str) -> bytes | None:
         """The topic of a routing key, as it is written; None when MQTT cannot express the key."""

@@ -96,13 +96,13 @@ class Subscribing:
 
     async def _may_keep(self, pattern: str) -> bool:
         """Whether a subscription of the session, which may have been another user's, is this user's to have; if not it
-        ends, and what waits for it is not delivered. Raises BrokerError.
+        ends. What waits for it is not delivered (`Delivering`). Raises BrokerError.
         """
         try:
             self._require_read(pattern)
         except AccessRefused as error:
             log.warning("MQTT %s: a subscription of the session ends: %s", self._adapter.peer, error)
-            self._delivering.only_granted = True
+            await exclusive.release(self._adapter, routing_key_to_topic(pattern), self._queue)
             await self._remove(pattern)
             return False
         return True

@@ -448,13 +448,16 @@ async def test_what_a_subscriber_rejects_comes_again_where_a_policy_has_a_ladder
 
 async def test_who_takes_a_session_up_gets_what_he_may_read(world: World) -> None:
     """Rights are those of the user who is there now; who has chosen the client's identifier need not be who was."""
-    client = await subscribed(world, ("a/#", 1), ("b/#", 1), expiry_s=100)
+    client = await subscribed(world, ("a/#", 1), ("b/#", 1), ("$exclusive/a/1", 1), expiry_s=100)
     client.lose()
     sender, _ = await opened(world, "sender")
     await sender.send(
         *(publish_5(topic, b"x", qos=1, packet_id=at) for at, topic in enumerate(("a/1", "b/1", "a/2"), 1))
     )
     await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="", read=r"^b\."))
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=100), flags=RESUME), b"\xe0\0")  # leaves it all in the queue
+    assert [kind for kind, _ in await told(client)] == [CONNACK]
     for waiting in (["b/1"], []):
         client = world.open()
         await client.send(connect_5("s", block(session_expiry=100), flags=RESUME))
