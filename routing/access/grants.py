@@ -62,7 +62,9 @@ class Grants:
         self._kind_of = kind_of
         self._variables: dict[str, str | None] = {"username": user, "vhost": vhost}
         if client_id is not None:
-            self._variables["client_id"] = client_id.translate(_LEVELS_AS_WORDS)
+            self._variables |= {
+                "username": user.translate(_LEVELS_AS_WORDS), "client_id": client_id.translate(_LEVELS_AS_WORDS),
+            }  # fmt: skip
             for variable, value in self._variables.items():
                 if value and not _MQTT_WILDCARDS.isdisjoint(value):
                     self._variables[variable] = None

@@ -192,6 +192,19 @@ async def test_keys_of_topic_exchanges() -> None:
         assert [row[2] for row in rights.topic_permissions()] == ["amq.direct"]
 
 
+async def test_a_user_whose_name_has_a_dot_has_the_same_topics_by_either_protocol() -> None:
+    """The topic ada@example.com/1 of MQTT, and the key ada@example.com.1 of AMQP."""
+    async with open_rights() as rights:
+        name = "ada@example.com"
+        await rights.add_user(name, b"x")
+        await rights.set_permission("/", name, EVERYTHING)
+        await rights.set_topic_permission("/", name, "amq.topic", TopicPermission(r"^{username}\.", ""))
+        keys = ["ada@example/com.1", "ada@example.com.1"]
+        for client_id, allowed in (("dev", [True, False]), (None, [False, True])):
+            grants = rights.grants(name, client_id=client_id)
+            assert [grants.allows_key("write", "amq.topic", key) for key in keys] == allowed
+
+
 @pytest.mark.parametrize("name", ["+", "#", "+/+", "dev#"])
 async def test_a_client_that_is_called_by_a_wildcard_has_no_rights_by_its_name(name: str) -> None:
     async with open_rights() as rights:
