@@ -24,6 +24,10 @@ class PreconditionFailed(BrokerError):
     """Declared again with other properties, in use, not empty, or an unknown delivery id."""
 
 
+class NoRoomForQueue(PreconditionFailed):
+    """The virtual host has as many queues as it may have."""
+
+
 class ResourceLocked(BrokerError):
     """An exclusive queue of another connection."""
 

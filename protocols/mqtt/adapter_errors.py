@@ -10,6 +10,7 @@ _REASONS: dict[type[Exception], ReasonCode] = {
     errors.AccessRefused: ReasonCode.NOT_AUTHORIZED,
     errors.Banned: ReasonCode.BANNED,
     errors.PreconditionFailed: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    errors.NoRoomForQueue: ReasonCode.QUOTA_EXCEEDED,
     errors.ResourceLocked: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     errors.NotAllowed: ReasonCode.NOT_AUTHORIZED,
     errors.InvalidArgument: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,

@@ -29,7 +29,7 @@ from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_argum
 from protocols.mqtt.adapter_terms import Route
 from protocols.mqtt.events import NEVER_S
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
-from routing.errors import BrokerError, PreconditionFailed
+from routing.errors import BrokerError, NoRoomForQueue, PreconditionFailed
 from routing.message import NeutralProperties
 from routing.queues.settings import EXPIRY_MS_MAX
 from routing.session import Consumer, Session
@@ -148,6 +148,8 @@ class Shares:
                 arguments["x-max-length"] = self._config.share_messages_max
             try:
                 await broker.declare_queue(name, durable=True, arguments=arguments, vhost=vhost)
+            except NoRoomForQueue:
+                raise
             except PreconditionFailed:
                 log.debug("MQTT: the group %r was made otherwise by another at the same moment", name)
         await broker.bind("queue", name, EXCHANGE, pattern, {}, syntax="mqtt", vhost=vhost)

@@ -13,6 +13,7 @@ from routing.errors import (
     AccessRefused,
     InvalidArgument,
     InvalidName,
+    NoRoomForQueue,
     NotFound,
     NotImplementedYet,
     PreconditionFailed,
@@ -208,12 +209,10 @@ def new_queue_name(name: str, prefix: str) -> str:
 
 
 def require_room_for_queue(vhost: VirtualHost, name: str) -> None:
-    """Raises PreconditionFailed when the virtual host has as many queues and streams as it may have."""
+    """Raises NoRoomForQueue when the virtual host has as many queues and streams as it may have."""
     limit = vhost.room("max-queues", len(vhost.queues) + len(vhost.streams))
     if limit is not None:
-        raise PreconditionFailed(
-            f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached"
-        )
+        raise NoRoomForQueue(f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached")
 
 
 def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str, Any]) -> list[Key]:

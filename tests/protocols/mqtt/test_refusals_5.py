@@ -22,6 +22,7 @@ from tests.protocols.mqtt.wire_5 import acknowledge_5, block, connect_5, publish
 from tests.routing.harness import killed
 
 RESUME = 0
+QUOTA_EXCEEDED = 0x97
 
 KINDS = {1: PUBACK, 2: PUBREC}
 
@@ -470,3 +471,15 @@ async def test_who_takes_a_session_up_gets_what_he_may_read(world: World) -> Non
     assert world.broker.topology.queues["mqtt.s"].message_count == 0
     found = [one.pattern for one in world.broker.topology.vhost("/").bindings_to["queue", "mqtt.s"]]
     assert found == ["b.#"]
+
+
+async def test_a_virtual_host_that_has_all_the_queues_it_may_have_is_a_quota(world: World) -> None:
+    client, _ = await opened(world, "c")
+    await world.broker.set_vhost("/", limits={"max-queues": 0})
+    await client.send(subscribe_5(1, ("a", 1), ("$share/g/a", 1), ("$exclusive/a", 1)))
+    assert await told(client) == [(SUBACK, bytes((0, 1, 0, *[QUOTA_EXCEEDED] * 3)))]
+    lasting = world.open()
+    await lasting.send(connect_5("l", block(session_expiry=60)))
+    assert await told(lasting) == [(CONNACK, bytes((0, QUOTA_EXCEEDED, 0)))]
+    await world.broker.set_vhost("/", limits={"max-queues": -1})
+    await subscribed(world, ("a", 1), client_id="l", expiry_s=60)
