@@ -48,7 +48,7 @@ from protocols.mqtt.events import (
 )
 from protocols.mqtt.reasons import CONNACK_REASONS, SERVER_DISCONNECT_REASONS, MqttProtocolError, ReasonCode
 from protocols.mqtt.topics import Rewriting
-from protocols.mqtt.wire import PINGRESP, Wire
+from protocols.mqtt.wire import PINGRESP, ConnackProperties, Wire
 from protocols.peers import Authenticate as Check
 from protocols.sansio import Outbox
 from routing.access.grants import Grants
@@ -233,6 +233,9 @@ class MqttAdapter:
         connect.client_id = self._shown_name = connect.client_id or f"auto-{secrets.token_hex(12)}"
         config = self.config
         rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
+        told = connack_properties(config, connect, assigned)
+        if code == ReasonCode.SUCCESS and not self._takes_connack(connect, told):
+            return
         if code == ReasonCode.SUCCESS:
             try:
                 prepare_will(connect.will, rewriting, config)
@@ -260,14 +263,13 @@ class MqttAdapter:
         if self.closed:
             self._forget()
             return
-        await self._begin(connect, lasting, rewriting, assigned)
+        await self._begin(connect, lasting, rewriting, told)
 
     async def _begin(
-        self, connect: Connect, lasting: LastingSession | None, rewriting: Rewriting, assigned: bool
+        self, connect: Connect, lasting: LastingSession | None, rewriting: Rewriting, told: ConnackProperties
     ) -> None:
         """Accept the client: there is a session from now on."""
         config = self.config
-        told = connack_properties(config, connect, assigned)
         self._keep_alive_s = (told.server_keep_alive_s or connect.keep_alive_s) * KEEP_ALIVE_FACTOR
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
         session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
@@ -307,6 +309,19 @@ class MqttAdapter:
             if self._lasting is not None:
                 await self._lasting.expire_after(expiry_s)
         self.end("the client disconnected", logging.DEBUG)
+
+    def _takes_connack(self, connect: Connect, told: ConnackProperties) -> bool:
+        """Whether a client takes packets as large as its CONNACK. If not it is told only that, if it takes as much
+        (MQTT-3.1.2-24): who knows nothing of the broker's limits would be closed for them.
+        """
+        most, size = connect.packet_bytes_max, len(self.wire.connack(ReasonCode.SUCCESS, properties=told))
+        if most is None or size <= most:
+            return True
+        refusal = self.wire.connack(ReasonCode.PACKET_TOO_LARGE)
+        if len(refusal) <= most:
+            self.outbox.write(refusal)
+        self.end(f"it takes packets of {most} bytes, and CONNACK has {size}")
+        return False
 
     def _refuse(self, code: ReasonCode, connect: Connect | None) -> None:
         self.outbox.write(self.wire.connack(code))

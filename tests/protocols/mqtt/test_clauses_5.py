@@ -106,6 +106,19 @@ async def test_a_second_connection_is_the_clients_and_the_first_is_told(world: W
     assert first.closed
 
 
+@pytest.mark.parametrize("missing", [0, 1, 6])
+async def test_a_client_that_takes_less_than_its_connack_is_told_that_alone(world: World, missing: int) -> None:
+    _, body = await opened(world, "s", block(packet_bytes_max=100, session_expiry=60))
+    most = 2 + len(body) - missing
+    client = world.open()
+    await client.send(connect_5("s", block(packet_bytes_max=most, session_expiry=60)))
+    assert await told(client) == [(CONNACK, b"\0\x95\0" if missing else body)]  # [MQTT-3.1.2-24]
+    assert client.closed == bool(missing)
+    small = world.open()
+    await small.send(connect_5("s", block(packet_bytes_max=4)))
+    assert (small.take(), small.closed) == (b"", True)
+
+
 async def test_a_refused_connect_is_the_end(world: World) -> None:
     client = world.open(peer="192.0.2.1:5000")
     await client.send(connect_5("c"), publish_5("a", b"x", qos=1))
