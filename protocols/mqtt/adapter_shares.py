@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliver import ROUTES_REMEMBERED_MAX
 from protocols.mqtt.adapter_errors import reason_of
+from protocols.mqtt.adapter_exclusive import PREFIX as EXCLUSIVE
 from protocols.mqtt.adapter_marking import PREFIX as PREFIX
 from protocols.mqtt.adapter_marking import marking_of
 from protocols.mqtt.adapter_properties import PUBLISHER_HEADER
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 MEMBERS = "amq.direct"
 """See the module's rule 4."""
 QOS_MAX = 1
+_NOT_SHARED = (PREFIX, EXCLUSIVE, "$replay/")
+"""What filters begin with that are subscriptions of a kind of their own."""
 
 _STRATEGIES: dict[str, dict[str, Any]] = {
     "round-robin": {},
@@ -56,9 +59,13 @@ log = logging.getLogger(__name__)
 
 
 def parse(topic_filter: str) -> tuple[str, str] | None:
-    """Group and filter; None if it is malformed (MQTT-4.8.2-1, MQTT-4.8.2-2)."""
+    """Group and filter; None if it is malformed (MQTT-4.8.2-1, MQTT-4.8.2-2), or what is inside can be nobody's with
+    others.
+    """
     group, _, inner = topic_filter[len(PREFIX) :].partition("/")
-    return (group, inner) if group and inner and "+" not in group and "#" not in group else None
+    if not group or not inner or "+" in group or "#" in group or inner.startswith(_NOT_SHARED):
+        return None
+    return group, inner
 
 
 class Share:

@@ -119,7 +119,19 @@ async def test_to_be_a_member_again_on_other_terms_is_no_second_membership(world
     assert client.take_deliveries() == [("a/b", 1, 1, b"0"), ("a/b", 1, 2, b"1")]
 
 
-@pytest.mark.parametrize("bad", ["$share/", "$share/g", "$share//a", "$share/g/", "$share/+/a"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "$share/",
+        "$share/g",
+        "$share//a",
+        "$share/g/",
+        "$share/+/a",
+        "$share/g/$exclusive/a",
+        "$share/g/$replay/-1h/a",
+        "$share/g/$share/h/a",
+    ],
+)
 async def test_mqtt_4_8_2_1_and_2_malformed_names_are_refused(world: World, bad: str) -> None:
     client = await world.client()
     assert await client.subscribe((bad, 1)) == b"\x80"
