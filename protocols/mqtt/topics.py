@@ -5,6 +5,9 @@ Rules are tried in order; the first whose expression matches the whole topic say
 groups of the expression, `%c` and `%u` the identifier and the user name of the client. A filter is rewritten as it
 stands, wildcards and all. What would become no topic, or none within the limits, stays as it is. So does what asks for
 the name of a client or user that has a wildcard in it: clients choose their identifiers, and it would stand for all.
+
+Where a topic or filter stands behind words of the broker (`$delayed/5/`, `$share/group/`) rules are about what stands
+there, as with EMQX: else who shares a subscription would miss what is published to the topic's new name.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from protocols.mqtt.reasons import MqttProtocolError
 
 _VARIABLE = re.compile(r"\$([1-9])|%([cu])")
 _WILDCARDS = frozenset("+#")
+_BEFORE_NAMES = re.compile(r"\$delayed/[^/]*/")
+_BEFORE_FILTERS = re.compile(r"\$(?:share/[^/]*|replay/[^/]*|exclusive)/")
 
 
 @cache
@@ -95,22 +100,26 @@ class Rewriting:
 
     def name(self, topic: str) -> str:
         """The topic to publish to."""
-        return self._rewritten(topic, self._of_names, check_topic_name)
+        return self._rewritten(topic, _BEFORE_NAMES, self._of_names, check_topic_name)
 
     def filter(self, topic_filter: str) -> str:
         """The filter to subscribe to."""
-        return self._rewritten(topic_filter, self._of_filters, check_topic_filter)
+        return self._rewritten(topic_filter, _BEFORE_FILTERS, self._of_filters, check_topic_filter)
 
-    def _rewritten(self, topic: str, rules: Sequence[tuple[Any, str]], check: Callable[[str], None]) -> str:
+    def _rewritten(
+        self, topic: str, before: re.Pattern[str], rules: Sequence[tuple[Any, str]], check: Callable[[str], None]
+    ) -> str:
+        words = before.match(topic)
+        prefix = words[0] if words else ""
         for expression, to in rules:
-            found = expression.fullmatch(topic)
+            found = expression.fullmatch(topic[len(prefix) :])
             if found is not None:
                 made = self.filled(to, found)
                 try:
                     check(made or "")
                 except MqttProtocolError:
                     return topic
-                return topic if made is None or self._over_limit(made) else made
+                return topic if made is None or self._over_limit(prefix + made) else prefix + made
         return topic
 
     def filled(self, text: str, found: Any = None) -> str | None:

@@ -36,6 +36,14 @@ RULES = (
         ("long", "long", "long"),
         ("old/#", "second", "new/#"),
         ("a" * 250, "a" * 250, "a" * 250),
+        ("$delayed/5/mine/x", "$delayed/5/of/c7/me/x", "$delayed/5/mine/x"),
+        ("$share/g/mine/x", "$share/g/mine/x", "$share/g/of/c7/me/x"),
+        ("$share/g/old/#", "$share/g/old/#", "$share/g/new/#"),
+        ("$exclusive/mine/x", "$exclusive/mine/x", "$exclusive/of/c7/me/x"),
+        ("$replay/-1h/mine/x", "$replay/-1h/mine/x", "$replay/-1h/of/c7/me/x"),
+        ("$share/g/" + "mine/x" + "y" * 240, "$share/g/" + "mine/x" + "y" * 240, "$share/g/" + "mine/x" + "y" * 240),
+        ("$share/g", "$share/g", "$share/g"),
+        ("$delayed/5/", "$delayed/5/", "$delayed/5/"),
     ],
 )
 def test_rules(topic: str, published: str, subscribed: str) -> None:
@@ -76,6 +84,13 @@ async def test_what_is_published_and_subscribed_to_is_rewritten(world: World) ->
     await reader.send(unsubscribe(2, "old/+"))
     reader.take()
     await sender.send(publish("old/a", b"4"))
+    assert reader.take() == b""
+    assert await reader.subscribe(("$share/g/old/+", 0), ("$exclusive/old/b/#", 0)) == b"\0\0"
+    await sender.send(publish("old/a", b"5"), publish("old/b/c", b"6"))
+    assert {topic for topic, *_ in reader.take_deliveries()} == {"new/a", "new/b/c"}
+    await reader.send(unsubscribe(3, "$share/g/old/+", "$exclusive/old/b/#"))
+    reader.take()
+    await sender.send(publish("old/a", b"7"), publish("old/b/c", b"8"))
     assert reader.take() == b""
 
 
