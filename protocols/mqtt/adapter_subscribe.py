@@ -83,7 +83,7 @@ class Subscribing:
         if self._lasting is not None:
             self._queue = self._lasting.name
             for pattern, options in self._lasting.subscriptions():
-                if await self._may_keep(pattern):
+                if self._may_have(pattern):
                     self._subscriptions.grant(pattern, options)
             self._changed()
             elsewhere = self._adapter.broker.elsewhere
@@ -94,16 +94,14 @@ class Subscribing:
             await self._lasting.consumed()
             await self.shares.resume(self._queue, self._adapter.connect.session_expiry_s)
 
-    async def _may_keep(self, pattern: str) -> bool:
-        """Whether a subscription of the session, which may have been another user's, is this user's to have; if not it
-        ends. What waits for it is not delivered (`Delivering`). Raises BrokerError.
+    def _may_have(self, pattern: str) -> bool:
+        """Whether a subscription of the session, which may have been another user's, is this user's to have. If not it
+        stays with the session, for who may have it, and nothing is delivered for it until then (`Delivering`).
         """
         try:
             self._require_read(pattern)
         except AccessRefused as error:
-            log.warning("MQTT %s: a subscription of the session ends: %s", self._adapter.peer, error)
-            await exclusive.release(self._adapter, routing_key_to_topic(pattern), self._queue)
-            await self._remove(pattern)
+            log.warning("MQTT %s: a subscription of the session is withheld: %s", self._adapter.peer, error)
             return False
         return True
 
@@ -261,7 +259,7 @@ class Subscribing:
                 reasons[index] = await self.shares.leave(topic_filter)
             elif topic_filter.startswith(REPLAY):
                 reasons[index] = self._replays.end(topic_filter)
-            elif pattern in self._subscriptions.granted:
+            elif pattern in self._subscriptions.granted or (self._lasting and self._lasting.bindings(pattern)):
                 reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(pattern)
                 await self._remove(pattern)

@@ -16,7 +16,19 @@ from routing.broker import open_broker
 from routing.config import BrokerConfig
 from routing.errors import LimitExceeded
 from tests.protocols.mqtt.conftest import Client, World
-from tests.protocols.mqtt.test_clauses_5 import CONNACK, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, delivery, opened, told
+from tests.protocols.mqtt.test_clauses_5 import (
+    CONNACK,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    UNSUBACK,
+    delivery,
+    opened,
+    told,
+)
 from tests.protocols.mqtt.wire import acknowledge, packets
 from tests.protocols.mqtt.wire_5 import acknowledge_5, block, connect_5, publish_5, subscribe_5, unsubscribe_5
 from tests.routing.harness import killed
@@ -469,8 +481,21 @@ async def test_who_takes_a_session_up_gets_what_he_may_read(world: World) -> Non
         await client.send(*(acknowledge(0x40, one) for one in ids))
         client.lose()
     assert world.broker.topology.queues["mqtt.s"].message_count == 0
-    found = [one.pattern for one in world.broker.topology.vhost("/").bindings_to["queue", "mqtt.s"]]
-    assert found == ["b.#"]
+    await world.broker.rights.clear_topic_permissions("/", "guest", "amq.topic")
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=100), flags=RESUME))
+    await sender.send(publish_5("a/3", b"x", qos=1, packet_id=4))
+    assert [kind for kind, _ in await told(client, 2)] == [CONNACK, PUBLISH | 2], "who may read it still has it"
+
+
+async def test_who_may_not_have_a_subscription_of_the_session_may_end_it(world: World) -> None:
+    client = await subscribed(world, ("a/#", 1), expiry_s=100)
+    client.lose()
+    await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="", read=r"^b\."))
+    client, _ = await opened(world, "s", block(session_expiry=100), flags=RESUME)
+    await client.send(unsubscribe_5(1, "a/#", "a/#"))
+    assert await told(client) == [(UNSUBACK, b"\0\1\0\0\x11")]
+    assert not world.broker.topology.vhost("/").bindings_to.get(("queue", "mqtt.s"))
 
 
 async def test_a_virtual_host_that_has_all_the_queues_it_may_have_is_a_quota(world: World) -> None:
