@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from pika import BasicProperties
 from pika.exceptions import ChannelClosedByBroker
 
 from routing.administration import administer
@@ -281,3 +282,35 @@ async def test_two_that_declare_it_at_once_mean_one_queue() -> None:
                     nursery.start_soon(broker.declare_queue, f"n{number}")
         await until(lambda: len(brokers[1].topology.vhosts["/"].away) == 10)
         assert (len(brokers[0].topology.queues), len(brokers[1].topology.queues)) == (10, 0)
+
+
+async def test_dead_letters_come_back_as_they_came_whoever_leads_the_queues() -> None:
+    async with town_of(1, 2) as town:
+        names = range(4)
+
+        def fill(channel: Any) -> None:
+            channel.confirm_delivery()
+            for name in names:
+                dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"d{name}"}
+                channel.queue_declare(f"q{name}", durable=True, arguments=dead)
+                channel.queue_declare(f"d{name}", durable=True)
+                channel.queue_bind(f"q{name}", "amq.topic", f"{name}.#")
+                channel.basic_publish("amq.topic", f"{name}.x", b"", BasicProperties(delivery_mode=2))
+                channel.basic_reject(channel.basic_get(f"q{name}")[0].delivery_tag, requeue=False)
+
+        def came(channel: Any) -> list[tuple[str, str]]:
+            methods = [channel.basic_get(f"q{name}", auto_ack=True)[0] for name in names]
+            return [(method.exchange, method.routing_key) for method in methods]
+
+        await client(town.nodes[2], fill)
+        ways = set()
+        for name in names:
+            broker = town.nodes[1 + name % 2].broker
+            source, destination = broker.topology.queues[f"d{name}"], broker.topology.queues[f"q{name}"]
+            ways.add((source.elsewhere, destination.elsewhere))
+            there = [node.broker.topology.queues[f"d{name}"] for node in town.nodes.values()]
+            await until(lambda there=there: any(one.message_count == 1 for one in there))  # type: ignore[misc]
+            moved = await administer(broker, "guest", "queues.move", {"source": f"d{name}", "destination": f"q{name}"})
+            assert moved["moved"] == 1
+        assert len(ways) > 1
+        assert await client(town.nodes[2], came) == [("amq.topic", f"{name}.x") for name in names]
