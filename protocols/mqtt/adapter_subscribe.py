@@ -87,10 +87,14 @@ class Subscribing:
                     self._subscriptions.grant(pattern, options)
             self._changed()
             elsewhere = self._adapter.broker.elsewhere
-            if elsewhere is None:
-                self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
-            else:
-                self._consumer = await elsewhere.consume(self._session, self._queue)
+            try:
+                if elsewhere is None:
+                    self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
+                else:
+                    self._consumer = await elsewhere.consume(self._session, self._queue)
+            except AccessRefused as error:  # it has another consumer, as it may have by AMQP
+                self._adapter.end(str(error), code=ReasonCode.SERVER_BUSY)
+                return
             await self._lasting.consumed()
             await self.shares.resume(self._queue, self._adapter.connect.session_expiry_s)
 

@@ -18,6 +18,7 @@ from routing.errors import LimitExceeded
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.test_clauses_5 import (
     CONNACK,
+    DISCONNECT,
     PUBACK,
     PUBCOMP,
     PUBLISH,
@@ -29,12 +30,13 @@ from tests.protocols.mqtt.test_clauses_5 import (
     opened,
     told,
 )
+from tests.protocols.mqtt.test_delivery import Sink
 from tests.protocols.mqtt.wire import acknowledge, packets
 from tests.protocols.mqtt.wire_5 import acknowledge_5, block, connect_5, publish_5, subscribe_5, unsubscribe_5
 from tests.routing.harness import killed
 
 RESUME = 0
-QUOTA_EXCEEDED = 0x97
+QUOTA_EXCEEDED, SERVER_BUSY = 0x97, 0x89
 
 KINDS = {1: PUBACK, 2: PUBREC}
 
@@ -496,6 +498,21 @@ async def test_who_may_not_have_a_subscription_of_the_session_may_end_it(world: 
     await client.send(unsubscribe_5(1, "a/#", "a/#"))
     assert await told(client) == [(UNSUBACK, b"\0\1\0\0\x11")]
     assert not world.broker.topology.vhost("/").bindings_to.get(("queue", "mqtt.s"))
+
+
+async def test_a_session_whose_queue_somebody_else_consumes_is_busy(world: World) -> None:
+    """As it may be by AMQP; the client comes back to it when that is over."""
+    client = await subscribed(world, ("a", 1), expiry_s=100)
+    client.lose()
+    other = world.broker.session(Sink(), protocol="amqp", owner=object())
+    await other.consume("mqtt.s", tag="", no_ack=False)
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=100), flags=RESUME))
+    (_, connack), (kind, body) = await told(client, 2)
+    assert (connack[:2], kind, body[0], client.closed) == (b"\1\0", DISCONNECT, SERVER_BUSY, True)
+    client.lose()
+    other.close()
+    await opened(world, "s", block(session_expiry=100), flags=RESUME)
 
 
 async def test_a_virtual_host_that_has_all_the_queues_it_may_have_is_a_quota(world: World) -> None:
