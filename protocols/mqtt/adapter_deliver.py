@@ -87,7 +87,8 @@ class Delivering:
 
     __slots__ = (
         "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
-        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "inflight", "too_large",
+        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "asks_for_rights", "inflight",
+        "too_large",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +113,8 @@ class Delivering:
         self._own_mark = b""
         """That of the client, where it does not want all that it publishes."""
         self._routes_on_terms: dict[str, Route] = {}
+        self.asks_for_rights = False
+        """What waits for the client was not all put there by subscriptions that its user may have."""
         self.too_large = 0
         """Messages that were not sent because the client takes no packets as large (MQTT-3.1.2-25)."""
 
@@ -408,12 +411,12 @@ class Delivering:
         That may wait for it all the same, if it was another user's session or rights have changed: the user may not
         read the topic, and has no subscription to it.
         """
-        grants = self._adapter.grants
-        may_read = grants.allows("read", EXCHANGE) and grants.allows_key("read", EXCHANGE, routing_key)
-        if may_read or self._subscriptions.match(routing_key):
-            return self.topic_of(routing_key)
-        by_name = routing_key == queue_name(self._adapter.connect.client_id)
-        return self.topic_of(routing_key) if by_name else None
+        if self.asks_for_rights and not self._subscriptions.match(routing_key):
+            grants, own_name = self._adapter.grants, queue_name(self._adapter.connect.client_id)
+            may_read = grants.allows("read", EXCHANGE) and grants.allows_key("read", EXCHANGE, routing_key)
+            if not may_read and routing_key != own_name:
+                return None
+        return self.topic_of(routing_key)
 
     def topic_of(self, routing_key: str) -> bytes | None:
         """The topic of a routing key, as it is written; None when MQTT cannot express the key."""

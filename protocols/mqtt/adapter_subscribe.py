@@ -82,6 +82,8 @@ class Subscribing:
         """Go on with what lasts of the session. Raises BrokerError."""
         if self._lasting is not None:
             self._queue = self._lasting.name
+            may_read_all = self._adapter.grants.allows_every_key("read", EXCHANGE)
+            self._delivering.asks_for_rights = self._lasting.present and not may_read_all
             for pattern, options in self._lasting.subscriptions():
                 if self._may_have(pattern):
                     self._subscriptions.grant(pattern, options)

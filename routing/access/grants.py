@@ -91,6 +91,10 @@ class Grants:
             self._remember(key, found)
         return found
 
+    def allows_every_key(self, access: Literal["write", "read"], exchange: str) -> bool:
+        """Whether an exchange may be used so with any key."""
+        return self.allows(access, exchange) and exchange not in self._topics
+
     def allows_key(self, access: Literal["write", "read"], exchange: str, key: str) -> bool:
         """Whether a topic exchange may be published to with a key, or bound with a pattern."""
         limit = self._topics.get(exchange)
