@@ -29,13 +29,13 @@ from gateway.config import ClusterConfig, ConfigError, Tls, check_cluster
 from gateway.errors import StartError, first_error
 from gateway.listener import Listener
 from gateway.tls import problem
-from gateway.version import own_version
 from protocols.peers import is_loopback
 from routing.cluster.metadata.controller import Candidate
 from routing.cluster.metadata.elections import Elections
 from routing.cluster.metadata.joining import ClusterRefused
 from routing.cluster.metadata.members import Members
 from routing.cluster.metadata.records import BrokerRecord
+from routing.version import OWN_VERSION
 
 _LEAVE_TIMEOUT_S = 2.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -80,7 +80,7 @@ async def joining(
         files,
         cluster=config.name,
         broker_id=config.broker_id,
-        record=BrokerRecord("", _boot_id(), own_version(), dict(addresses), config.rack),
+        record=BrokerRecord("", _boot_id(), OWN_VERSION, dict(addresses), config.rack),
         homes=config.homes,
         offsets=config.offsets,
         accept_old_data=config.accept_old_data,

@@ -58,6 +58,10 @@ class Listener:
         self._socket = sock
         self._terms = terms
         self._web = web
+        if web is not None:
+            from gateway.websocket import upgrade  # some megabytes that only such a door needs
+
+            self._upgrade = upgrade
         self._proxies = proxies
 
     @property
@@ -158,9 +162,7 @@ class Listener:
                     return
                 web = None
                 if self._web is not None:
-                    from gateway.websocket import upgrade  # some megabytes that only such a door needs
-
-                    web = await upgrade(client, tls, self._web)
+                    web = await self._upgrade(client, tls, self._web)
                 secured = {"tls": tls, "certificate_name": name, "web": web, "dialled": dialled}
                 ready = True
         except HandshakeFailed as error:

@@ -20,8 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gateway.version import own_version
 from routing.administration.measures import Family, Measures
+from routing.version import OWN_VERSION
 
 if TYPE_CHECKING:
     from gateway.connection import Shell
@@ -55,7 +55,7 @@ class Metrics:
 
     def _gateway(self) -> list[Family]:
         info = Family("millrace_build_info", "gauge", "The version of the broker.", ("version",))
-        info.add(1, (own_version(),))
+        info.add(1, (OWN_VERSION,))
         connections = Family("millrace_connections", "gauge", "Connections of clients.", ("door",))
         for door, count in sorted(Counter(one.door for one in self._shell.connections).items()):
             connections.add(count, (door,))

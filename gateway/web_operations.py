@@ -17,13 +17,13 @@ from msgspec import Meta
 
 from gateway.described import described_group, described_topic
 from gateway.errors import Refused
-from gateway.version import own_version
 from protocols.native.errors import ErrorCode, MillraceError
 from routing.administration.listed import listed
 from routing.administration.messages import Encoded, bytes_of
 from routing.administration.operations import OPERATIONS, Operation, operation, plain, table
 from routing.administration.shown import BODY_BYTES, shown_bytes
 from routing.topics.topic_config import KEY_INDEX
+from routing.version import OWN_VERSION
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -90,7 +90,7 @@ async def whoami(asked: Asked, user: str) -> dict[str, Any]:
     return {
         "user": plain(user),
         "tags": [] if known is None else sorted(known.tags),
-        "version": own_version(),
+        "version": OWN_VERSION,
         "cluster": asked.config.cluster.name or None,
         "broker_id": 0 if cluster is None else cluster.broker_id,
         "blocked": asked.door.broker.blocked,

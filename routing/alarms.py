@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from core_log.disk_space import DiskSpace
@@ -30,6 +31,7 @@ _DISK_FREE_BYTES = 50_000_000
 _DISK_FREE_SHARE = 10
 """Of a small disk no more than this part is kept free by default."""
 _NO_LIMIT = 1 << 62
+_STATM_BYTES = 256
 
 
 class Alarms:
@@ -101,9 +103,15 @@ def _watermark(config: BrokerConfig, total_bytes: int) -> int:
 def resident_bytes() -> int:
     """Memory of this process; 0 where the system does not tell."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(os.pread(_statm(), _STATM_BYTES, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+@cache
+def _statm() -> int:
+    """What tells it stays open: it has to be known as well when there are no descriptors left. Raises OSError."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def memory_of_machine() -> int:

@@ -11,11 +11,8 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -23,11 +20,13 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_sessions import sessions_of
 from protocols.mqtt.events import PUBREC, PUBREL, Acknowledgements
 from protocols.mqtt.raw import GIVEN, RETAIN
+from routing.alarms import resident_bytes
 from routing.errors import BrokerError
 from routing.kept.retained_names import NameTrie
 from routing.key_patterns import parse_pattern
 from routing.message import Properties, Slab
 from routing.topology.route import Route
+from routing.version import OWN_VERSION
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
@@ -44,7 +43,6 @@ _OF_CLIENTS = ("mqtt.", "$share/")
 _MINUTES = (1, 5, 15)
 _LEAST_CHANGE = 0.01
 _ANSWERED = (PUBREC, PUBREL)
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Traffic:
@@ -186,7 +184,7 @@ class System:
         offline = sum(1 for queue in queues if queue.durable and not queue.consumers)
         self._clients_max = max(self._clients_max, connected + offline)
         waiting = sum(queue.message_count + queue.outstanding for queue in queues)
-        heap_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+        heap_bytes = resident_bytes()
         retained = broker.retained
         figures = {
             "uptime": f"{int(now - self._started)} seconds",
@@ -207,7 +205,7 @@ class System:
             "heap/current": heap_bytes,
             "heap/maximum": max(heap_bytes, int(self._values.get("$SYS.broker.heap.maximum", "0"))),
         }  # fmt: skip
-        return {"version": f"millrace version {version('millrace')}"} | {k: str(v) for k, v in figures.items()}
+        return {"version": f"millrace version {OWN_VERSION}"} | {k: str(v) for k, v in figures.items()}
 
     def _bytes_sent(self) -> int:
         clients = sessions_of(self._broker).clients.values()

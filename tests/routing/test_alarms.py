@@ -11,6 +11,7 @@ from routing.alarms import LOW_ON_DISK, LOW_ON_MEMORY, Alarms, memory_of_machine
 from routing.config import BrokerConfig
 from routing.queues.homes.reclaim import give_back
 from tests.routing.harness import Engine, engine
+from tests.support.descriptors import no_descriptors_left
 
 GIB = 1 << 30
 
@@ -74,6 +75,12 @@ def test_the_memory_alarm() -> None:
     assert told == [LOW_ON_MEMORY, None]
     defaults, _ = alarms(FaultyFiles(MemoryFiles()))
     assert defaults.memory_bytes_max == memory_of_machine() * 40 // 100 > 0
+
+
+def test_memory_is_known_when_there_are_no_descriptors_left() -> None:
+    assert resident_bytes()
+    with no_descriptors_left():
+        assert resident_bytes() > 1 << 20
 
 
 async def test_the_engine_is_blocked_by_what_is_on_its_way() -> None:

@@ -13,6 +13,7 @@ from benchmarks.peers import mosquitto, mosquitto_path
 from protocols.mqtt.config import MqttConfig
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import connect, packets, publish, subscribe, unsubscribe
+from tests.support.descriptors import no_descriptors_left
 
 CONFIG = MqttConfig(sys_interval_s=1)
 
@@ -122,3 +123,13 @@ async def test_mosquitto_has_no_more_topics(world: World, clock: MockClock, thei
     ours |= set(told(client))
     assert len(theirs) > 30
     assert theirs - ours == set()
+
+
+async def test_values_go_on_when_there_are_no_descriptors_left(world: World, clock: MockClock) -> None:
+    first = await world.client("first", config=CONFIG)
+    await first.send(subscribe(1, ("$SYS/broker/#", 0)))
+    assert int(told(first)["$SYS/broker/heap/current"][0]) > 1 << 20
+    with no_descriptors_left():
+        clock.jump(1.1)
+        await wait_all_tasks_blocked(0.001)
+    assert "$SYS/broker/load/connections/1min" in told(first)

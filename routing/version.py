@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
-@cache
-def own_version() -> str:
-    """That of the installed package; "unknown" where it is not installed."""
+def _installed() -> str:
     try:
         return version("millrace")
     except PackageNotFoundError:
         return "unknown"
+
+
+OWN_VERSION = _installed()
+"""That of the package as it was when this process began, which may be replaced while it runs; "unknown" where it is not
+installed.
+"""
