@@ -63,6 +63,8 @@ class Listener:
 
             self._upgrade = upgrade
         self._proxies = proxies
+        self._short = False
+        """It could not accept for want of descriptors, which was said."""
 
     @property
     def address(self) -> str:
@@ -96,10 +98,15 @@ class Listener:
                     break
                 except OSError as error:
                     if error.errno in _OUT_OF_RESOURCES:
-                        log.error("cannot accept", door=self.door, error=error.strerror)
+                        if not self._short:
+                            log.error("cannot accept", door=self.door, error=error.strerror)
+                        self._short = True
                         await trio.sleep(_PAUSE_S)
                         break
                     continue  # the client is gone before it was accepted
+                if self._short:
+                    self._short = False
+                    log.warning("accepts again", door=self.door)
                 self._welcome(client, address, shell, make_adapter, spawn)
 
     def _welcome(
