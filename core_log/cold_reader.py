@@ -150,12 +150,14 @@ def _read_segment(log: ReadableLog, segment: Segment, offset: int, max_bytes: in
         # What is skipped to reach the offset is about an index interval.
         size = min(max(max_bytes, READ_BYTES_MIN) + segment.interval_bytes, READ_BYTES_MAX)
         while position < end:
-            data = file.pread(min(size, end - position), position)
+            wanted = min(size, end - position)
+            data = file.pread(wanted, position)
             batches, at, is_over = _batches_of(segment, data, position, offset, max_bytes, limit)
             if batches or is_over:
                 return batches
             if not at:
-                size = _size_of_first(segment, data, position, end)
+                there = end - position if len(data) == wanted else len(data)  # a file that was cut has no more
+                size = _size_of_first(segment, data, position, there)
             position += at
         return []
     finally:
@@ -199,11 +201,11 @@ def _check(segment: Segment, data: bytes, position: int, at: int) -> tuple[int, 
         raise CorruptBatch(f"{segment.log_path} at position {position + at}: {error}") from None
 
 
-def _size_of_first(segment: Segment, data: bytes, position: int, end: int) -> int:
-    """How much to read for the batch `data` begins with, of which it holds only a part."""
-    size = check_batch(data, 0, len(data))[0] if len(data) >= HEADER_BYTES else end - position + 1
-    if size > end - position or size <= len(data):
-        raise CorruptBatch(f"{segment.log_path} at position {position}: batch of {size} bytes in {end - position}")
+def _size_of_first(segment: Segment, data: bytes, position: int, there: int) -> int:
+    """How much to read for the batch `data` begins with, of which it holds only a part; so many bytes are there."""
+    size = check_batch(data, 0, len(data))[0] if len(data) >= HEADER_BYTES else there + 1
+    if size > there or size <= len(data):
+        raise CorruptBatch(f"{segment.log_path} at position {position}: batch of {size} bytes in {there}")
     return size
 
 

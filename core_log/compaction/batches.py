@@ -26,7 +26,8 @@ def read_batches(
     position = 0
     size = _CHUNK_BYTES
     while position < end:
-        data = file.pread(min(size, end - position), position)
+        wanted = min(size, end - position)
+        data = file.pread(wanted, position)
         at, stop = 0, len(data)
         try:
             while stop - at >= HEADER_BYTES:
@@ -37,9 +38,10 @@ def read_batches(
                 pause()
                 at += batch_bytes
             if not at:
-                batch_bytes = check_batch(data, 0, stop, check_crc)[0] if stop >= HEADER_BYTES else end + 1
-                if batch_bytes <= stop or batch_bytes > end - position:
-                    raise CorruptBatch(f"batch of {batch_bytes} bytes in {end - position}")
+                there = end - position if stop == wanted else stop  # a file that was cut has no more
+                batch_bytes = check_batch(data, 0, stop, check_crc)[0] if stop >= HEADER_BYTES else there + 1
+                if batch_bytes <= stop or batch_bytes > there:
+                    raise CorruptBatch(f"batch of {batch_bytes} bytes in {there}")
         except CorruptBatch as error:
             raise CorruptBatch(f"{segment.log_path} at position {position + at}: {error}") from None
         size = _CHUNK_BYTES if at else batch_bytes

@@ -281,6 +281,23 @@ def test_damage_is_named_by_reads_and_by_verify() -> None:
     assert len(log.verify()) == 2
 
 
+def test_a_read_of_a_file_that_was_cut_ends() -> None:
+    files = MemoryFiles()
+    log = open_log(files, LogConfig(tail_cache_bytes=0))
+    for _ in range(3):
+        log.append(make_batch([b"x" * 1000]))
+    flush(log)
+    file = files.open(log.segments[0].log_path)
+    size = files.size(log.segments[0].log_path)
+    batch_bytes = size // 3
+    for left in range(size - 1, -1, -1):
+        file.truncate(left)
+        whole = left // batch_bytes
+        assert [log.read_blocking(offset, 100) != [] for offset in range(whole)] == [True] * whole
+        with pytest.raises(CorruptBatch, match=f"position {whole * batch_bytes}: batch of "):
+            log.read_blocking(whole, 100)
+
+
 def test_opening_after_close_reads_no_batches() -> None:
     files = MemoryFiles()
     log = open_log(files, LogConfig(index_interval_bytes=100))

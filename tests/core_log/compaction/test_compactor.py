@@ -10,6 +10,7 @@ import pytest
 from core_log import checkpoint
 from core_log.compaction.compactor import CompactionLimits, look
 from core_log.compaction.state import CompactionState, load
+from core_log.errors import CorruptBatch
 from core_log.files import FaultyFiles, MemoryFiles, OsFiles
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.record_batch import Compression, Record, parse_header, validate
@@ -396,3 +397,15 @@ def test_offsets_are_not_given_twice_though_the_last_ones_are_gone() -> None:
     assert again.append(keyed([(b"k", b"w")])) == 3
     write_all(again)
     assert [record.offset for record in records(open_compacted(files))] == [0, 3]
+
+
+@pytest.mark.parametrize("left", [0, 1, 60, 61, 62, 100, 130])
+def test_a_pass_over_a_file_that_was_cut_ends(left: int) -> None:
+    files = MemoryFiles()
+    log = open_compacted(files)
+    put(log, keyed([(b"k", bytes(50))]), keyed([(b"k", bytes(50))]))
+    log.roll()
+    put(log, keyed([(b"k", b"w")]))
+    files.open(log.segments[0].log_path).truncate(left)
+    with pytest.raises(CorruptBatch, match=log.segments[0].log_path if left > 60 else None):
+        pass_over(log)
