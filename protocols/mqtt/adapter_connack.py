@@ -7,6 +7,9 @@ from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import Connect
 from protocols.mqtt.wire import NO_PROPERTIES, ConnackProperties
 
+_TOLD_BYTES_MAX = (256 << 20) - 1
+"""The largest length that a packet can state; a client may take no larger number for its limit, as paho does not."""
+
 
 def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> ConnackProperties:
     """The properties of a CONNACK that accepts; `assigned`: the broker chose the client identifier."""
@@ -17,7 +20,7 @@ def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> 
     return ConnackProperties(
         session_expiry_s=expiry_s if another else None,
         receive_maximum=config.receive_maximum if config.receive_maximum < 65_535 else None,
-        packet_bytes_max=config.packet_bytes_max,
+        packet_bytes_max=min(config.packet_bytes_max, _TOLD_BYTES_MAX),
         assigned_client_id=connect.client_id if assigned else None,
         topic_alias_max=config.topic_alias_max,
         server_keep_alive_s=most_s if most_s and not 0 < connect.keep_alive_s <= most_s else None,

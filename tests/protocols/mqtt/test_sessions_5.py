@@ -258,6 +258,12 @@ async def test_a_stop_an_operator_and_a_deleted_queue_are_told(world: World) -> 
     assert ended_with(client) == 0x98
 
 
+async def test_the_largest_packet_there_can_be_is_no_number_that_clients_do_not_take(world: World) -> None:
+    for most, told_bytes in ((1 << 20, 1 << 20), (256 << 20, 268_435_455)):
+        _, body = await opened(world, config=MqttConfig(packet_bytes_max=most))
+        assert block(packet_bytes_max=told_bytes) in body
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_mqtt_3_3_4_9_more_than_the_receive_maximum(world: World, qos: int) -> None:
     await world.broker.declare_queue("kept", durable=True)
