@@ -5,8 +5,11 @@ SIGHUP has certificates read again.
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
+from collections.abc import Iterable
 
 import structlog
 import trio
@@ -37,10 +40,7 @@ async def _serve_until_signal(config: Config) -> None:
         async with serve(config, holds=True) as server:
             tune_process()
             log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
-            # Flushed line by line: whoever started us may be waiting for `ready`.
-            for listener in server.listeners:
-                print(listener.door, listener.address, flush=True)
-            print("ready", flush=True)
+            _tell([*(f"{listener.door} {listener.address}" for listener in server.listeners), "ready"])
             async for number in signals:
                 if number == signal.SIGHUP:
                     server.reload()
@@ -48,3 +48,16 @@ async def _serve_until_signal(config: Config) -> None:
                 log.info("stopping", signal=signal.Signals(number).name)
                 break
     log.info("stopped")
+
+
+def _tell(lines: Iterable[str]) -> None:
+    """Say something to whoever started us and may be waiting for it: flushed line by line. Who is gone, or on a full
+    disk, does without.
+    """
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except OSError as error:
+        log.warning("standard output is not written", reason=error.strerror)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # what is left of it would be written at the end

@@ -53,6 +53,30 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 FREE = ("--amqp", "127.0.0.1:0", "--mqtt", "off", "--native", "off")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
+def test_nobody_has_to_hear_that_it_is_ready(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--data-dir", str(tmp_path), *FREE],
+            cwd=CHECKOUT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
+        assert process.stderr is not None
+        said = [process.stderr.readline(), process.stderr.readline()]
+        process.terminate()
+        said += process.stderr
+        assert process.wait(30) == 0, said
+    events = [line.partition("event=")[2].strip() for line in said]
+    assert events[1:] == [
+        "standard output is not written reason=No space left on device",
+        "stopping signal=SIGTERM",
+        "stopped",
+    ]
+
+
 def test_port_in_use(running: BrokerProcess, tmp_path: Path) -> None:
     done = millrace("serve", "--data-dir", str(tmp_path), *FREE, "--amqp", f"127.0.0.1:{running.amqp_port}")
     refused(done, 1, f"cannot listen on 127.0.0.1:{running.amqp_port} for amqp: the port is in use")
