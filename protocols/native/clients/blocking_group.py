@@ -3,8 +3,8 @@
 1. The thread keeps up what a member owes its group, heartbeats above all, while the application works. Calls go to it
    one at a time and come back when they are done; one hop is paid for each list of records, not for each record.
 2. What was handed out counts as consumed, record by record where the consumer is iterated.
-3. A call that is interrupted (Ctrl-C) has ended in the thread as well before the application goes on; what it had got
-   by then was not handed out.
+3. A call that is interrupted (Ctrl-C, or what else a signal's handler raises) has ended in the thread as well before
+   the application goes on; what it had got by then was not handed out.
 4. The listener and what processes records are called in threads as well, and may call the consumer.
 """
 
@@ -151,8 +151,9 @@ class BlockingGroupConsumer:
             return trio.from_thread.run(run, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
             raise self._failure or ConnectionLost("the consumer was closed") from None
-        except KeyboardInterrupt:
-            self._interrupt(scope, ended)
+        except BaseException:
+            if not ended.is_set():  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
+                self._interrupt(scope, ended)
             raise
 
     def _interrupt(self, scope: trio.CancelScope, ended: threading.Event) -> None:

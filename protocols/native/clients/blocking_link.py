@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from protocols.buffers import join_small
 from protocols.native import wire
-from protocols.native.errors import ConnectionLost, ProtocolError, RequestTimedOut, error_from_wire
+from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError, RequestTimedOut, error_from_wire
 from protocols.native.wire import Reply, Request
 
 ReplyType = TypeVar("ReplyType", bound=Reply)
@@ -75,7 +75,9 @@ class BlockingLink:
         try:
             self.send(connection, request)
             return self._receive(connection, request.correlation_id, kind, wait_s)
-        except KeyboardInterrupt:
+        except MillraceError:
+            raise  # whoever raised it knows whether the connection can be used
+        except BaseException:  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
             self.close()  # half a request, or a reply that nobody waits for, would be left in it
             raise
 

@@ -9,6 +9,8 @@
 4. Partitions are *lost*, not given up, when others may read them already: nothing is committed for them then.
 5. A static member (`instance_id`) does not say goodbye: it is the same one when it comes back within its session
    timeout.
+6. Partitions of a topic that is gone are assigned and not read. They are taken up when the topic is there again before
+   they are divided anew.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ def as_headers(headers: Headers) -> Headers:
     for name, content in taken:
         if type(content) is not bytes and content is not None and not isinstance(content, bytearray | memoryview):
             raise TypeError(f"values of headers are bytes, not {type(content).__name__}")
+        if not isinstance(name, str):
+            raise TypeError(f"names of headers are str, not {type(name).__name__}")
         if not name.isascii():
             name.encode("utf-8", "surrogateescape")
     return taken

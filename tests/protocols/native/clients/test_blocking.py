@@ -173,28 +173,32 @@ async def test_seeking() -> None:
 
 
 class Interrupted:
-    """A connection in which Ctrl-C comes while a request is sent, or behind it."""
+    """A connection in which a signal comes while a request is sent, or behind it."""
 
-    def __init__(self, connection: Any, *, halfway: bool) -> None:
+    def __init__(self, connection: Any, raised: type[BaseException], *, halfway: bool) -> None:
         self._connection = connection
+        self._raised = raised
         self._halfway = halfway
 
     def sendall(self, data: bytes) -> None:
         self._connection.sendall(data[: len(data) // 2] if self._halfway else data)
-        raise KeyboardInterrupt
+        raise self._raised
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
 
 @pytest.mark.parametrize("halfway", [True, False])
-async def test_who_goes_on_after_an_interrupted_request_has_a_new_connection(halfway: bool) -> None:
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, RuntimeError])
+async def test_who_goes_on_after_an_interrupted_request_has_a_new_connection(
+    halfway: bool, raised: type[BaseException]
+) -> None:
     def work(server: str) -> None:
         with BlockingClient(server) as client:
             client.create_topic("t", partitions=3)
             link = client._any
-            link._socket = Interrupted(link.connected(), halfway=halfway)  # type: ignore[assignment]
-            with pytest.raises(KeyboardInterrupt):
+            link._socket = Interrupted(link.connected(), raised, halfway=halfway)  # type: ignore[assignment]
+            with pytest.raises(raised):
                 client.describe_topic("t")
             assert client.metadata(["t"]) == {"t": [0, 1, 2]}
             assert len(client.describe_topic("t").partitions) == 3

@@ -272,12 +272,44 @@ def test_a_member_that_is_interrupted_has_ended_and_lost_nothing(tmp_path: Path)
             assert done == list(range(len(done))), "and nothing is worked on any more"
             assert consumer.committed() == {("t", 0): len(done)}
             assert consumer.position("t", 0) == len(done)
+            with BlockingProducer(server) as producer:  # all others may have been done before the signal was heard of
+                producer.send("t", b"20")
             interceptor.armed = True
             with pytest.raises(KeyboardInterrupt):
                 consumer.poll(10_000)
             consumer.commit()
             assert consumer.committed() == {("t", 0): len(done)}, "what an interrupted call has got is not consumed"
-            assert [record.offset for record in consumer.poll(10_000)] == list(range(len(done), 20))
+            assert [record.offset for record in consumer.poll(10_000)] == list(range(len(done), 21))
+
+
+def test_a_call_that_a_signals_handler_ends_has_ended(tmp_path: Path) -> None:
+    def out_of_time(*_: object) -> None:
+        raise TimeoutError("the time is up")
+
+    def interrupt(consumer: BlockingGroupConsumer) -> None:
+        while not waits(consumer):
+            pass
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def waits(consumer: BlockingGroupConsumer) -> bool:
+        return consumer._call_sync(lambda: consumer._consumer._waiting)
+
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        with broker_process(tmp_path / "data", doors=("native",)) as broker:
+            server = f"127.0.0.1:{broker.native_port}"
+            with BlockingClient(server) as client:
+                client.create_topic("t")
+            with BlockingGroupConsumer(server, "g", topics="t", auto_offset_reset="earliest") as consumer:
+                consumer.poll(0)
+                interrupting = threading.Thread(target=interrupt, args=(consumer,))
+                interrupting.start()
+                with pytest.raises(TimeoutError, match="the time is up"):
+                    consumer.poll(60_000)
+                interrupting.join()
+                assert not waits(consumer)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 async def test_who_waits_while_a_member_is_closed_is_told_so() -> None:

@@ -102,8 +102,8 @@ def test_wrong_arguments(arguments: dict[str, object]) -> None:
 
 WRONG: list[dict[str, Any]] = [
     {"value": "text"}, {"key": 5}, {"headers": [("a", "text")]}, {"headers": [("\ud800", b"")]},
-    {"headers": {"a": b"b"}}, {"timestamp_ms": 1.5}, {"timestamp_ms": -1}, {"timestamp_ms": 1 << 63},
-    {"timestamp_ms": "now"}, {"partition": 0.0},
+    {"headers": {"a": b"b"}}, {"headers": [(b"a", b"b")]}, {"headers": [(1, b"b")]}, {"timestamp_ms": 1.5},
+    {"timestamp_ms": -1}, {"timestamp_ms": 1 << 63}, {"timestamp_ms": "now"}, {"partition": 0.0},
 ]  # fmt: skip
 
 
