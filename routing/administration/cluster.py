@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from routing.administration.operations import LOOKS, operation, table
 from routing.cluster.metadata import operating
-from routing.cluster.metadata.health import OFFSETS, QUEUES, names_by_id, place
+from routing.cluster.metadata.health import names_by_id, place
 from routing.cluster.metadata.log_names import HOME, number_of, topic_log
 from routing.cluster.metadata.log_names import OFFSETS as OFFSETS_LOG
 from routing.errors import NotFound, PreconditionFailed
+from routing.topics.reserved_names import OFFSETS, QUEUES
 
 if TYPE_CHECKING:
     from routing.broker import Broker

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from core_log.partition_log import PartitionLog
 from core_log.replication.state import LogState
 from routing.administration.operations import LOOKS, operation, table
-from routing.cluster.metadata.health import OFFSETS, QUEUES, is_single_copy, names_by_id, place
+from routing.cluster.metadata.health import is_single_copy, names_by_id, place
 from routing.cluster.metadata.records import CONTROLLER, DIRECTORIES, BrokerRecord, ControllerRecord, decode
+from routing.topics.reserved_names import OFFSETS, QUEUES
 
 if TYPE_CHECKING:
     from routing.broker import Broker

@@ -18,6 +18,7 @@ import msgspec
 from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument, InvalidConfig, PreconditionFailed
+from routing.topics.reserved_names import RESERVED
 from routing.topics.topic_config import DEDUPLICATION_WINDOW, log_config, replication
 
 STREAM = "stream"
@@ -79,7 +80,8 @@ def topic_name(queue: str, virtual_host: str = "/") -> str:
     when that is too long.
     """
     plain = _TOPIC_NAME.fullmatch(queue) and queue not in (".", "..")
-    if virtual_host == "/" and plain and not queue.startswith(("__", _ESCAPED, _OTHER_HOST)):
+    plain = plain and queue not in RESERVED and not queue.startswith((_ESCAPED, _OTHER_HOST))
+    if virtual_host == "/" and plain:
         return queue
     name = _ESCAPED + _escape(queue, "") if virtual_host == "/" else None
     name = name or f"{_OTHER_HOST}{_escape(virtual_host, '.')}.{_escape(queue, '')}"

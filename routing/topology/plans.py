@@ -20,6 +20,7 @@ from routing.errors import (
 )
 from routing.queues.queue import Queue
 from routing.queues.settings import CHECKS, VIEW, VIEW_FILTER, VIEW_START, VIEW_TOPIC, check_arguments, type_name
+from routing.topics.reserved_names import RESERVED
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import topic_name
 from routing.topology.binding import Binding
@@ -297,9 +298,9 @@ def unbind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
 
 
 def require_valid_topic_name(name: str) -> None:
-    """Kafka's rule: 1 to 249 of letters, digits, `.`, `_` and `-`, neither `.` nor `..`; `__` is reserved."""
+    """Kafka's rule: 1 to 249 of letters, digits, `.`, `_` and `-`, neither `.` nor `..`, and not one of `RESERVED`."""
     legal = 0 < len(name) <= 249 and name not in (".", "..") and name.isascii()
     if not legal or not all(character.isalnum() or character in "._-" for character in name):
         raise InvalidName(f"topic name {name!r} is not 1 to 249 letters, digits, '.', '_' and '-'")
-    if name.startswith("__"):
-        raise InvalidName(f"topic name {name!r}: names that begin with '__' are reserved")
+    if name in RESERVED:
+        raise InvalidName(f"topic name {name!r} is reserved: the broker has something else that is called so")

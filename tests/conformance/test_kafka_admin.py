@@ -79,6 +79,27 @@ def test_confluent_topics(confluent: Any, server: str) -> None:
     assert refused(confluent.delete_topics(["ca"])).code() == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
+def test_topics_that_are_called_as_connectors_call_theirs(confluent: Any, server: str) -> None:
+    heartbeats, own = "__debezium-heartbeat.shop", "__consumer_offsets"
+    results(confluent.create_topics([admin.NewTopic(heartbeats, 1)]))
+    producer = confluent_kafka.Producer({"bootstrap.servers": server})
+    producer.produce(heartbeats, b"beat")
+    producer.produce("__CruiseControlMetrics", b"by its first use")
+    assert producer.flush(20) == 0
+    reading = {"bootstrap.servers": server, "group.id": "beats", "auto.offset.reset": "earliest"}
+    consumer = confluent_kafka.Consumer(reading)
+    consumer.subscribe(["^__(debezium|Cruise).*"])
+    assert {consumer.poll(20).value(), consumer.poll(20).value()} == {b"beat", b"by its first use"}
+    consumer.close()
+    assert refused(confluent.create_topics([admin.NewTopic(own, 1)])).code() == (
+        confluent_kafka.KafkaError.TOPIC_EXCEPTION
+    )
+    listed = confluent.list_topics(timeout=10).topics
+    assert heartbeats in listed
+    assert own not in listed
+    results(confluent.delete_topics([heartbeats, "__CruiseControlMetrics"]))
+
+
 def test_confluent_configurations(confluent: Any) -> None:
     results(confluent.create_topics([admin.NewTopic("cconf", 1, config={"retention.ms": "60000"})]))
     topic = admin.ConfigResource(admin.ResourceType.TOPIC, "cconf")

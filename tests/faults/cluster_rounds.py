@@ -30,7 +30,7 @@ from pathlib import Path
 
 from core_log.record_batch import validate
 from protocols.native.clients.blocking import BlockingClient
-from routing.cluster.metadata.health import OFFSETS, QUEUES
+from routing.topics.reserved_names import OFFSETS, QUEUES
 from tests.faults.cluster_clients import (
     PIKA_ERRORS,
     AmqpConsumer,

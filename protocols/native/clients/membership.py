@@ -48,7 +48,6 @@ logger = logging.getLogger("protocols.native.clients.consumer")
 _JOIN_SLACK_MS = 10_000
 """A group that was empty waits for more members."""
 LEAVE_S_MAX = 2.0
-_INTERNAL = "__"
 
 
 class RebalanceListener:
@@ -423,9 +422,7 @@ class Membership:
             return False
         counts = await self._coordinator.partitions(None)
         before = self._topics
-        self._topics = sorted(
-            topic for topic in counts if self._pattern.fullmatch(topic) and not topic.startswith(_INTERNAL)
-        )
+        self._topics = sorted(topic for topic in counts if self._pattern.fullmatch(topic))
         return self._topics != before
 
     async def _counts(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ import trio
 from core_log.metadata.store import MetadataEntry
 from core_log.replication.state import LOGS, LogState
 from routing.cluster.metadata import log_names
+from routing.topics.reserved_names import OFFSETS, QUEUES, RETAINED, TRANSACTIONS
 
 if TYPE_CHECKING:
     from routing.cluster.cluster import Cluster
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUEUES, OFFSETS, TRANSACTIONS, RETAINED = "__queues", "__offsets", "__transactions", "__retained"
 _NAMES = {
     log_names.HOME: QUEUES,
     log_names.OFFSETS: OFFSETS,

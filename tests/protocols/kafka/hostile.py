@@ -36,7 +36,7 @@ from tests.protocols.kafka.door import Peer, batch_of, idempotent, kafka_broker,
 SETTINGS = {"partitions_max": 4, "topics_max": 20}
 MEMORY_BYTES_MAX = 8 << 20
 """What one request of some kilobytes may take on its way."""
-_NAMES = ["t", "t", "t2", "missing", "", "no/ne", "__x", "x" * 300, "é", "\0", "g", "m"]
+_NAMES = ["t", "t", "t2", "missing", "", "no/ne", "__offsets", "x" * 300, "é", "\0", "g", "m"]
 _BITS = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64}
 _LIES = [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\xff" * 4, b"\x80\0\0\0", b"\xff" * 10, bytes(8)]
 _PEERS_MAX = 8

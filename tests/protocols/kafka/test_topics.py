@@ -65,7 +65,7 @@ async def test_topics_that_could_be_made_are_not_if_nobody_wants_them() -> None:
         (asking("there"), ErrorCode.TOPIC_ALREADY_EXISTS),
         (asking("no/ne"), ErrorCode.INVALID_TOPIC),
         (asking(""), ErrorCode.INVALID_TOPIC),
-        (asking("__mine"), ErrorCode.INVALID_TOPIC),
+        (asking("__offsets"), ErrorCode.INVALID_TOPIC),
         (asking("x" * 250), ErrorCode.INVALID_TOPIC),
         (asking("x", 0), ErrorCode.INVALID_PARTITIONS),
         (asking("x", -2), ErrorCode.INVALID_PARTITIONS),

@@ -161,7 +161,7 @@ async def test_topics_are_created_described_and_deleted() -> None:
     ("request_", "code"),
     [
         (wire_topics.CreateTopic(0, "no/slashes", 1, {}), ErrorCode.INVALID_ARGUMENT),
-        (wire_topics.CreateTopic(0, "__reserved", 1, {}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.CreateTopic(0, "__queues", 1, {}), ErrorCode.INVALID_ARGUMENT),
         (wire_topics.CreateTopic(0, "x", 1, {"no.such": "1"}), ErrorCode.INVALID_ARGUMENT),
         (wire_topics.CreateTopic(0, "x", 5, {}), ErrorCode.INVALID_ARGUMENT),
         (wire_topics.CreateTopic(0, "x", 1, {"replication.factor": "2"}), ErrorCode.INVALID_ARGUMENT),

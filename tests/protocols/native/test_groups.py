@@ -174,6 +174,16 @@ async def test_a_pattern_takes_up_new_topics_and_partitions() -> None:
             reading.scope.cancel()
 
 
+async def test_a_pattern_means_names_that_begin_with_underscores_too() -> None:
+    async with group_broker() as running, trio.open_nursery() as nursery:
+        await fill(running, "__debezium-heartbeat.shop", 1, 1)
+        async with member(running, pattern=".*heartbeat.*") as consumer:
+            reading = Reading(consumer)
+            nursery.start_soon(reading.run)
+            await until(lambda: set(reading.values) == {b"0/0"})
+            reading.scope.cancel()
+
+
 async def test_a_static_member_comes_back_as_itself() -> None:
     async with group_broker() as running, trio.open_nursery() as nursery:
         await fill(running, "t", 2, 1)

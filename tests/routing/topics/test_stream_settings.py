@@ -129,7 +129,8 @@ def test_a_topic_that_is_there_is_taken_over_if_it_can_be() -> None:
 def test_every_name_has_a_topic_of_its_own() -> None:
     assert topic_name("orders.eu-1_x") == "orders.eu-1_x"
     assert topic_name("orders eu/ü") == "_q.orders_20eu_2F_C3_BC"
-    names = ["a", "a_20b", "a b", "_q.a", "_q.a_20b", "__x", ".", "..", "_v.a.b", "ä" * 20, "x/a"]
+    assert topic_name("__x") == "__x"
+    names = ["a", "a_20b", "a b", "_q.a", "_q.a_20b", "__x", "__queues", ".", "..", "_v.a.b", "ä" * 20, "x/a"]
     hosts = ["/", "a", "x", "x.a", "x_a", "", "_q."]
     topics = {topic_name(name, host) for name in names for host in hosts}
     assert len(topics) == len(names) * len(hosts)
