@@ -42,7 +42,7 @@ class Steps:
         self.rows: dict[bytes, str] = {}
         """The keys of all there are."""
         self.writers = [_Writer(self, f"w{number}") for number in range(_WRITERS)]
-        self.grants = Grants("writer", "/", lambda vhost, name: "topic", {})
+        self.grants = Grants("writer", "/", lambda vhost, name: "topic", None)
         self.grants.set_rules(EVERYTHING, {})
 
     async def declare(self, process: Process) -> None:
