@@ -7,7 +7,8 @@ The order of the steps is what makes `flushed_offset` true:
 1. Batches are written segment by segment. A segment that is full is synced, its indexes are completed and synced, and
    the recovery point moves behind it, before a byte of the next one is written; or *aside*, by a job of its own
    (`closing.py`), before a byte of the next one is synced.
-2. With `sync`, the last segment is synced, then the directory if it has got new names.
+2. With `sync`, the last segment is synced, then the directory if it has got new names. Where there is one segment only,
+   its name is synced with step 0.
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
 4. A compacted segment gets its name (`replacement.py`).
 5. The last job of a log that is closed notes that this was a clean stop, last.
@@ -206,9 +207,11 @@ class FlushJob:
 
 def execute(job: FlushJob) -> None:
     """Do all of a job, in any thread. Sets `job.error` instead of raising OSError."""
-    files = job.files
+    files, named_first = job.files, False
     try:
         if job.epochs is not None:
+            if named_first := job.sync_names and all(write.segment is job.active for write in job.writes):
+                job.active.writable(files)  # its name is synced with theirs
             save_epochs(files, job.directory, job.epochs)
         if job.begun is not None:
             transaction_index.save(files, job.directory, job.begun, sync_name=True)
@@ -218,12 +221,14 @@ def execute(job: FlushJob) -> None:
         if job.sync:
             job.active.writable(files).sync()
             job.synced()
-            if job.sync_names:
+            if job.sync_names and not named_first:
                 files.sync_directory(job.directory)
         point = job.recovery_point
         if point is not None:
-            assert job.active.index is not None
-            job.active.index.save(files, job.active.stem, point.offset_entries, point.time_entries)
+            index = job.active.index
+            assert index is not None
+            if (index.offsets_saved, index.times_saved) != (point.offset_entries, point.time_entries):
+                index.save(files, job.active.stem, point.offset_entries, point.time_entries)
             point.save(files, job.directory)
         if job.transactions is not None:
             transaction_index.save(files, job.directory, job.transactions, sync_name=False)

@@ -96,7 +96,8 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
         self._sync_wanted = False
         self._waiting_readers = 0
         self._epochs_unsaved = True
-        self._marked_clean = found.clean and found.marked
+        self._marked_clean = found.clean and (found.marked or not end)
+        """The files say that the log was closed where it ends; so they do where there never were any."""
         self._names_unsynced = True
         self._recovery_position = found.recovery_position
         self._log_start_unsaved = False
@@ -171,19 +172,22 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
     def take_job(self, *, closing: bool = False, aside: bool = False) -> FlushJob | None:
         """What the flusher has to do now; None when there is nothing, or a job is under way.
 
-        With `closing` everything is synced, and the recovery point moves to the end. With `aside` a full segment may be
-        left to a job of its own, which is `self.closing` from the completion of this one on.
+        With `closing` everything is synced, and the recovery point moves to the end, unless all of that is so since the
+        log was opened. With `aside` a full segment may be left to a job of its own, which is `self.closing` from the
+        completion of this one on.
         """
+        closing = closing and not self._is_at_rest()
         if self.job is not None or self.closed or self.cutting or self._waits_for_closing():
             return None
         sync_wanted = self._sync_wanted or (self._waiting_readers > 0 and self.config.fsync == "commit")
-        sync = closing or (sync_wanted and self.flushed_offset < self.log_end_offset)
+        unflushed = self.flushed_offset < self.log_end_offset
+        sync = (sync_wanted and unflushed) or (closing and (unflushed or self._names_unsynced))
         replacement, removals, kept = None, self._removals, list[Segment]()
         if self.closing is None:
             replacement = self.take_offer()
         else:
             sync, removals, kept = False, kept, removals
-        if not (self._pending or sync or self._log_start_unsaved or removals or replacement):
+        if not (self._pending or sync or closing or self._log_start_unsaved or removals or replacement):
             return None
         writes = self._pending
         if self.error is not None:
@@ -228,6 +232,22 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
             self._epochs_unsaved = self._marked_clean = False
         self._removals = kept
         return self.job
+
+    @property
+    def syncs_names(self) -> bool:
+        """Before the next job writes anything, the names that are in the directory by now are durable."""
+        return self._epochs_unsaved
+
+    def _is_at_rest(self) -> bool:
+        """Nothing has changed since a clean stop."""
+        return (
+            self._marked_clean
+            and not (self._pending or self._removals or self._log_start_unsaved or self.damaged)
+            and self.error is None
+            and self.flushed_offset == self.log_end_offset
+            and self._recovery_position == self._active.size
+            and (self._active.index is None or self._active.index.is_saved)
+        )
 
     def _clean_epochs(self) -> bytes:
         self.epochs.trim(self.log_start_offset)
@@ -289,13 +309,15 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
             self._unsynced_bytes = 0
             if job.sync_names:
                 self._names_unsynced = job.active is not self._active
-            if job.recovery_point is not None and job.active is self._active:
-                self._recovery_position = job.active_bytes
         elif self.config.fsync != "never":
             self._unsynced += job.writes
             self._unsynced_bytes += job.size
             if self._unsynced_bytes > self.config.unsynced_bytes_max:
                 self._sync_wanted = True
+        if job.recovery_point is not None and job.active is self._active:
+            self._recovery_position = job.active_bytes
+        if job.clean_epochs is not None:
+            self._marked_clean = self._epochs_unsaved = True
         self._promise()
         if self.error is not None:
             logger.warning("%s: the disk takes writes again", self.directory)
@@ -409,6 +431,12 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
             if self.error is not None:
                 self._flusher.retry_later(self)
                 break
+
+    def closing_job(self) -> FlushJob | None:
+        """All that `close` has to do first, for who executes and completes it before; waits for a job under way."""
+        self._sync_wanted = True
+        self._flusher.withdraw(self)
+        return self.take_job(closing=True)
 
     def close(self, *, keep: bool = True) -> None:
         """Write, sync and close; blocks. The next start finds the recovery point at the end and scans nothing. What a

@@ -124,6 +124,11 @@ class SegmentIndex(OffsetEntries):
         self.offsets_saved = max(first, offset_count)
         self.times_saved = max(self_times, time_count)
 
+    @property
+    def is_saved(self) -> bool:
+        """All entries are in the files."""
+        return self.offsets_saved == len(self.offsets) and self.times_saved == len(self.times)
+
     def load(self, files: Files, stem: str, offset_count: int, time_count: int) -> bool:
         """Take that many saved entries; False when the files do not hold them."""
         data = _read(files, stem + ".index", offset_count * OFFSET_ENTRY.size)

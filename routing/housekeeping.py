@@ -102,8 +102,8 @@ async def close(broker: Broker) -> None:
                 broker.checkpoints.save(log, clean_checkpoint(partition))
             except OSError as error:
                 logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
-    for log in [*logs, *broker.storage.stores]:
-        log.close()
+    broker.flusher.close(logs)
+    broker.flusher.close(broker.storage.stores)
     if broker.cluster is not None:
         broker.cluster.close()
 

@@ -117,8 +117,7 @@ class Cluster:
             del told[others:]  # whoever listens since `begin` is of the broker that ends; store and members go on
         self._save_watermarks()
         logs = [replica.log for replica in self.replicas.by_name.values()]
-        for log in logs:
-            log.close()
+        self._flusher.close(logs)
         if all(log.error is None for log in logs):
             try:
                 self._trust.ended(self.lost)

@@ -4,12 +4,15 @@
    behind what that speaks of; and again when the log has another epoch: others may have led it meanwhile.
 2. A log of one broker that has no file never had such a batch: the file is there before the first one is appended.
 3. The file is written again when a segment is full, so that no more than one has to be read, and at a clean stop. One
-   that speaks of what was cut off since is not believed.
+   that speaks of what was cut off since is not believed; an older one, which a crash brings back, costs reading.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -27,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
 _UNKNOWN = -1
+_AT_ONCE = 8
 FORGOTTEN_MS = 24 * 3600 * 1000
 """A producer that sends nothing for so long is forgotten."""
 
@@ -57,6 +61,8 @@ class Producers:
                     try:
                         self._states = await trio.to_thread.run_sync(self._load)
                         await self._write()
+                        if not log.syncs_names:  # rule 2
+                            await trio.to_thread.run_sync(log.files.sync_directory, log.directory)
                     except (OSError, CorruptBatch) as error:
                         raise LogUnavailable(f"{log.directory}: {error}") from None
                     self._epoch = epoch
@@ -105,7 +111,7 @@ class Producers:
         log = self._log
         self._segment = log.segments[-1].base_offset
         content = self._states.encode(log.epochs.latest)
-        await trio.to_thread.run_sync(checkpoint.save, log.files, self._path, content)
+        await trio.to_thread.run_sync(partial(checkpoint.save, log.files, self._path, content, sync_name=False))
 
     @property
     def is_due(self) -> bool:
@@ -126,6 +132,39 @@ class Producers:
             await self._write()
         except OSError as error:
             logger.warning("%s cannot be saved: %s", self._path, error)
+
+    @property
+    def are_known(self) -> bool:
+        """`states` is answered at once."""
+        return self._epoch == self._log.leader_epoch
+
+
+async def know_all(wanted: Iterable[Producers]) -> None:
+    """Have `states` of all answered at once. What cannot be known is found out by who asks."""
+    await _each(wanted, _know)
+
+
+async def save_all(known: Iterable[Producers]) -> None:
+    """`save` each."""
+    await _each(known, Producers.save)
+
+
+async def _each(wanted: Iterable[Producers], act: Callable[[Producers], Awaitable[object]]) -> None:
+    """Each takes a sync or two, and many of them hardly longer than one."""
+    left = iter(wanted)
+
+    async def work() -> None:
+        for one in left:  # whoever comes to it
+            await act(one)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(_AT_ONCE):
+            nursery.start_soon(work)
+
+
+async def _know(one: Producers) -> None:
+    with suppress(LogUnavailable):
+        await one.states()
 
 
 def _take(states: ProducerStates, header: BatchHeader, batch: BytesLike, now_ms: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from routing.topics.producers import save_all
 from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 
@@ -28,5 +29,4 @@ def look_after_readers(leased: set[TopicPartition], now_ms: int) -> None:
 
 async def save_producers(topics: Iterable[Topic]) -> None:
     """The broker stops: a start need not read the logs for them."""
-    for partition in [one for topic in topics for one in topic.partitions]:
-        await partition.producers.save()
+    await save_all([one.producers for topic in topics for one in topic.partitions])

@@ -445,3 +445,64 @@ async def test_what_waits_is_not_handed_over_until_it_is_enlisted_again(flusher:
     flusher.enlist(log)
     await log.wait_written(1)
     assert log.committed_offset == 1
+
+
+def test_logs_are_closed_side_by_side() -> None:
+    together = threading.Barrier(3)
+
+    def hook(operation: str, path: str) -> None:
+        if operation == "sync" and path.endswith("recovery-point.new"):
+            together.wait(20)
+
+    files = FaultyFiles(MemoryFiles())
+    flusher = LogFlusher()
+    logs = [open_log(files, flusher=flusher, directory=f"topics/t-{number}") for number in range(3)]
+    for log in logs:
+        log.append(make_batch([b"a"]))
+    files.hook = hook
+    flusher.close(logs)
+    files.hook = None
+    assert all(log.closed for log in logs)
+    assert [read_all(open_log(files, directory=log.directory)) for log in logs] == [[(0, b"a")]] * 3
+
+
+def test_one_of_many_logs_that_the_disk_refuses_does_not_keep_the_others_from_being_closed() -> None:
+    def hook(operation: str, path: str) -> None:
+        if path.startswith("topics/t-1/"):
+            raise OSError(errno.EIO, "broken")
+
+    files = FaultyFiles(MemoryFiles())
+    flusher = LogFlusher()
+    logs = [open_log(files, flusher=flusher, directory=f"topics/t-{number}") for number in range(3)]
+    for log in logs:
+        log.append(make_batch([b"a"]))
+    files.hook = hook
+    flusher.close(logs)
+    files.hook = None
+    assert all(log.closed for log in logs)
+    assert [read_all(open_log(files, directory=log.directory)) for log in logs] == [[(0, b"a")], [], [(0, b"a")]]
+
+
+def test_closing_what_has_not_changed_asks_nothing_of_the_disk() -> None:
+    asked: list[tuple[str, str]] = []
+    files = FaultyFiles(MemoryFiles())
+    flusher = LogFlusher()
+
+    def closing() -> list[tuple[str, str]]:
+        log = open_log(files, flusher=flusher)
+        asked.clear()
+        files.hook = lambda operation, path: asked.append((operation, path))
+        flusher.close([log])
+        files.hook = None
+        return [one for one in asked if one[0] != "close"]
+
+    assert closing() == [], "it never had anything"
+    log = open_log(files, flusher=flusher)
+    log.append(make_batch([b"a"]))
+    flusher.close([log])
+    assert closing() == []
+    log = open_log(files, flusher=flusher)
+    assert read_all(log) == [(0, b"a")]
+    assert log.append(make_batch([b"b"])) == 1
+    log.close()
+    assert (open_log(files).leader_epoch, read_all(open_log(files))) == (0, [(0, b"a"), (1, b"b")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core_log.flush_job import FlushJob
@@ -107,6 +107,10 @@ class SimFlusher(LogFlusher):
             work()
             return
         self._threads_of.begin(work, self._wake, share=share)
+
+    def _execute_all(self, jobs: Sequence[FlushJob]) -> None:
+        for job in jobs:
+            self.execute(job)
 
     def withdraw(self, log: PartitionLog) -> None:
         """See `LogFlusher.withdraw`."""
