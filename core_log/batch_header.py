@@ -34,6 +34,7 @@ CRC_START = 21
 """The CRC covers everything from here."""
 LENGTH_START = 12
 """`length` counts from here."""
+_PRODUCER_AT = 43
 MAGIC = 2
 COMPRESSION_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
@@ -91,6 +92,11 @@ class BatchHeader(NamedTuple):
 def size_of(data: BytesLike, position: int = 0) -> int:
     """Bytes of the whole batch at `position`, as its header says; nothing is checked."""
     return int.from_bytes(data[position + 8 : position + LENGTH_START], "big", signed=True) + LENGTH_START
+
+
+def has_producer(batch: BytesLike) -> bool:
+    """Whether a batch, which nobody has looked at but is long enough, says that it is an idempotent producer's."""
+    return batch[_PRODUCER_AT] < 0x80  # ids are none or not negative
 
 
 def parse_header(data: BytesLike, position: int = 0) -> BatchHeader:

@@ -16,6 +16,7 @@ from functools import partial
 
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
 from core_log.partition_log import PartitionLog
+from protocols.adapter_topics import know_producers
 from protocols.buffers import BytesLike
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
@@ -106,6 +107,9 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
     """Clients of librdkafka send nothing compressed to a broker that does not advertise version 0."""
     producing = Producing(door, call, request)
     index = 0
+    asked = [(topic.name, one.index, one.records) for topic in request.topic_data for one in topic.partition_data]
+    if len(asked) > 1:
+        await know_producers(door.broker, door.grants, asked)
     for topic in request.topic_data:
         for one in topic.partition_data:
             try:

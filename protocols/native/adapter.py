@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
-from protocols.adapter_topics import create_missing, may_see
+from protocols.adapter_topics import create_missing, know_producers, may_see
 from protocols.fetching import Fetches
 from protocols.native import wire, wire_groups, wire_topics
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
@@ -343,6 +343,10 @@ class NativeAdapter:
         if request.acks != wire.ACKS_NONE:
             self._check_in_flight()
         pending = PendingProduce(self, request)
+        if len(request.entries) > 1:
+            await know_producers(
+                self._broker, self._grants, [(one.topic, one.partition, one.batch) for one in request.entries]
+            )
         for index, entry in enumerate(request.entries):
             try:
                 if self._broker.blocked is not None:
