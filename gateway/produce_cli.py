@@ -27,7 +27,8 @@ class _Wrong(click.ClickException):
     """A line that is no record."""
 
     def __init__(self, number: int, why: str) -> None:
-        super().__init__(f"line {number}: {why}")
+        said = "" if number == 1 else "; the lines before it are in the topic, it and those behind it are not"
+        super().__init__(f"line {number}: {why}{said}")
 
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
@@ -46,6 +47,16 @@ def _of_json(line: bytes) -> _Line:
         raise ValueError("it is no JSON object")
     headers = [(str(one["name"]), _bytes(one, "value")) for one in fields.get("headers") or ()]
     return _Line(_bytes(fields, "value"), _bytes(fields, "key"), headers or None, None, fields.get("timestamp_ms"))
+
+
+def _of_text(line: bytes, separator: bytes | None) -> _Line:
+    """A line whose key stands before `separator`, if that is given. Raises ValueError."""
+    if separator is None:
+        return _Line(line)
+    key, found, value = line.partition(separator)
+    if not found:
+        raise ValueError(f"no {separator.decode()!r} in it")
+    return _Line(value, key)
 
 
 def _headers(pairs: tuple[str, ...]) -> list[tuple[str, bytes | None]]:
@@ -81,7 +92,8 @@ def produce(
 ) -> None:
     """Write each line of standard input to TOPIC.
 
-    Comes back when all are as safe as --acks says. With standard input a terminal, each line is sent at once.
+    Comes back when all are as safe as --acks says. With standard input a terminal, each line is sent at once. It ends
+    with the first line that is no record, when those before it are safe.
     """
     from protocols.native.clients.blocking_producer import BlockingProducer
 
@@ -96,25 +108,18 @@ def produce(
         at_once = lines.isatty()
         for number, line in enumerate(lines, 1):
             text = line.rstrip(b"\r\n") if line.endswith(b"\n") else line
-            if as_json:
-                try:
-                    record = _of_json(text)
-                except (ValueError, TypeError, KeyError, binascii.Error) as error:
-                    raise _Wrong(number, str(error)) from None
-            elif separator is not None:
-                key, found, value = text.partition(separator)
-                if not found:
-                    raise _Wrong(number, f"no {key_separator!r} in it")
-                record = _Line(value, key)
-            else:
-                record = _Line(text)
-            producer.send(
-                topic,
-                None if record.value == none and none is not None else record.value,
-                record.key,
-                [*headers, *(record.headers or ())] or None,
-                partition,
-                record.timestamp_ms,
-            )
+            try:
+                record = _of_json(text) if as_json else _of_text(text, separator)
+                producer.send(
+                    topic,
+                    None if record.value == none and none is not None else record.value,
+                    record.key,
+                    [*headers, *(record.headers or ())] or None,
+                    partition,
+                    record.timestamp_ms,
+                )
+            except (ValueError, TypeError, KeyError, binascii.Error) as error:
+                producer.flush()
+                raise _Wrong(number, str(error)) from None
             if at_once:
                 producer.flush()

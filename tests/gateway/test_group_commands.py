@@ -110,7 +110,9 @@ def test_wrong_lines_and_arguments(millrace: Commands) -> None:
         return done.stderr
 
     assert "line 2: no ':' in it" in wrong("produce", "x", "--key-separator", ":", text="a:1\nb\n", code=1)
+    assert millrace("consume", "x", "--from-beginning", "--timeout-ms", "100", "--format", "%k=%v\\n") == "a=1\n"
     assert "line 1" in wrong("produce", "x", "--json", text="[]\n", code=1)
+    assert "line 2: a timestamp is" in wrong("produce", "x", "--json", text='{}\n{"timestamp_ms": -5}\n{}\n', code=1)
     assert "is not NAME=VALUE" in wrong("produce", "x", "--header", "x")
     assert "%z means nothing" in wrong("consume", "x", "--format", "%z")
     assert "a group has its own offsets" in wrong("consume", "x", "--group", "g", "--offset", "3")
