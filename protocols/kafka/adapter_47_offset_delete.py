@@ -15,7 +15,7 @@ async def offset_delete(door: Door, call: Call, request: Entity) -> Entity:
     """All partitions that are named."""
     places = [(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
     try:
-        mine = [place for place in places if door.allows("read", place[0])]
+        mine = [place for place in places if _refused(door, *place) is None]
         read = await door.broker.groups.forget(request.group_id, mine)
     except ENGINE_ERRORS as error:
         return Entity(error_code=group_code_of(error), topics=[])
@@ -29,6 +29,15 @@ async def offset_delete(door: Door, call: Call, request: Entity) -> Entity:
 
 
 def _done(door: Door, read: set[str], topic: str, asked: Entity) -> Entity:
-    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic in read else ErrorCode.NONE
-    code = code if door.allows("read", topic) else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    code = _refused(door, topic, asked.partition_index)
+    if code is None:
+        code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic in read else ErrorCode.NONE
     return Entity(partition_index=asked.partition_index, error_code=code)
+
+
+def _refused(door: Door, topic: str, index: int) -> ErrorCode | None:
+    if not door.allows("read", topic):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    found = door.broker.topics.get(topic)
+    there = found is not None and 0 <= index < len(found.partitions)
+    return None if there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -199,8 +199,11 @@ async def test_groups_are_listed_described_and_deleted() -> None:
             assert (found.member_id, found.client_id, found.client_host) == (me.member_id, "test", "/127.0.0.1")
             assert (found.member_metadata, found.member_assignment) == (b"wants", b"all")
             assert described[2].error_code == (ErrorCode.GROUP_ID_NOT_FOUND if version >= 6 else 0)
-        places = [Entity(name="t", partitions=[Entity(partition_index=1)])]
-        assert (await peer.ask(OFFSET_DELETE, 0, group_id="g", topics=places)).error_code == 0
+        places = [Entity(name=name, partitions=[Entity(partition_index=n) for n in (1, 9)]) for name in ("t", "none")]
+        reply = await peer.ask(OFFSET_DELETE, 0, group_id="g", topics=places)
+        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        codes = [[one.error_code for one in topic.partitions] for topic in reply.topics]
+        assert (reply.error_code, codes) == (0, [[0, missing], [missing, missing]])
         assert (await committed(peer))[("t", 0)] == (0, 3, "n")
         for version in range(3):
             deleted = await peer.ask(DELETE_GROUPS, version, groups_names=["g", "members", "none"])
