@@ -71,6 +71,7 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_66_list_transactions,
     adapter_68_consumer_group_heartbeat,
     adapter_69_consumer_group_describe,
+    adapter_74_list_config_resources,
     adapter_75_describe_topic_partitions,
 )
 from protocols.kafka.adapter_01_fetch import FetchDoor

@@ -1,4 +1,4 @@
-"""DescribeConfigs: the settings of topics and of the broker, and who has said so."""
+"""DescribeConfigs: the settings of topics, of the broker and of groups, and who has said so."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DESCRIBE_CONFIGS
 from protocols.kafka.registry import serves
 from routing.topics.described_config import Described
+
+_OF_GROUPS = "group."
+_GROUP_SETTINGS = ("consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
 
 
 @serves(DESCRIBE_CONFIGS, 0, 4)
@@ -32,6 +35,8 @@ def _described(door: Door, request: Entity, asked: Entity) -> Entity:
             found = _of_topic(door, asked.resource_name)
         elif asked.resource_type == ResourceType.BROKER:
             found = _of_broker(door, asked.resource_name)
+        elif asked.resource_type == ResourceType.GROUP:
+            found = _of_group(door)
         else:
             raise not_configured(asked)
     except ENGINE_ERRORS as error:
@@ -91,3 +96,9 @@ def _broker_entry(one: BrokerSetting) -> Entity:
         config_type=KINDS[one.kind],
         documentation=one.documentation,
     )
+
+
+def _of_group(door: Door) -> Iterable[Entity]:
+    """What the broker's settings have it do: all groups are alike."""
+    settings = {one.name: one for one in broker_settings(door)}
+    return [_broker_entry(settings[_OF_GROUPS + name]._replace(name=name)) for name in _GROUP_SETTINGS]

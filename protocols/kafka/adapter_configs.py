@@ -19,15 +19,22 @@ from routing.topics.described_config import Kind, Source
 
 
 class ResourceType(IntEnum):
-    """What has a configuration."""
+    """What has a configuration, with Kafka."""
 
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
 
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 """What is to become of a setting."""
-_UNCONFIGURED = {8: "loggers of brokers", 16: "client metrics", 32: "groups"}
+_UNCONFIGURED = {
+    ResourceType.BROKER_LOGGER: "loggers of brokers",
+    ResourceType.CLIENT_METRICS: "client metrics",
+    ResourceType.GROUP: "groups",
+}
 KINDS: dict[Kind, int] = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 """What types of values are called."""
 SOURCES: dict[Source, int] = {"topic": 1, "broker": 4, "default": 5}
@@ -66,9 +73,11 @@ async def alter(
 
 
 def not_configured(asked: Entity) -> KafkaError:
-    """What is said of a resource of a kind that has no configuration here."""
+    """What is said of a resource of a kind that has no configuration of its own here."""
     kind = _UNCONFIGURED.get(asked.resource_type, f"resources of type {asked.resource_type}")
-    return KafkaError(ErrorCode.INVALID_REQUEST, f"{kind} have no configuration here ('{asked.resource_name}')")
+    return KafkaError(
+        ErrorCode.INVALID_REQUEST, f"{kind} have no configuration of their own here ('{asked.resource_name}')"
+    )
 
 
 async def _alter_one(

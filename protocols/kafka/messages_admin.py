@@ -403,3 +403,17 @@ DELETE_ACLS = api(
         permission_type int8
     """,
 )  # fmt: skip
+
+LIST_CONFIG_RESOURCES = api(
+    74, "ListConfigResources", "0-1", flexible=0,
+    request="""
+    resource_types []int8 1+
+    """,
+    reply="""
+    throttle_time_ms int32
+    error_code int16
+    config_resources []
+      resource_name string
+      resource_type int8 1+ = 16
+    """,
+)  # fmt: skip

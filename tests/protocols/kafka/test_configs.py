@@ -9,7 +9,13 @@ import pytest
 from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
-from protocols.kafka.messages_admin import ALTER_CONFIGS, CREATE_TOPICS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from protocols.kafka.messages_admin import (
+    ALTER_CONFIGS,
+    CREATE_TOPICS,
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+    LIST_CONFIG_RESOURCES,
+)
 from protocols.kafka.messages_users import DESCRIBE_CLIENT_QUOTAS
 from routing.access.grants import Permission
 from routing.broker import Broker
@@ -85,9 +91,37 @@ async def test_only_what_is_asked_for_is_told() -> None:
         assert (await described(peer, "no")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for kind in (0, 3, 8, 99):
             assert (await described(peer, "t", kind)).error_code == ErrorCode.INVALID_REQUEST
-        said = (await described(peer, "g", 32)).error_message
-        assert said == (await change(peer, ("x", SET, "1"), name="g", kind=32)).error_message
-        assert said == "groups have no configuration here ('g')"
+        said = (await change(peer, ("x", SET, "1"), name="g", kind=32)).error_message
+        assert said == "groups have no configuration of their own here ('g')"
+
+
+async def test_groups_are_all_as_the_broker_has_them() -> None:
+    async with kafka_broker(consumer_session_timeout_ms=30_000) as broker:
+        found = await settings(Peer(broker), "g", 32)
+        assert {name: (one.value, one.config_source) for name, one in found.items()} == {
+            "consumer.heartbeat.interval.ms": ("5000", DEFAULT), "consumer.session.timeout.ms": ("30000", OF_FILE),
+        }  # fmt: skip
+        assert all(one.read_only for one in found.values())
+
+
+async def test_what_may_have_a_configuration_is_listed() -> None:
+    async with kafka_broker() as broker:
+        for name in ("a", "b"):
+            await broker.create_topic(name)
+        peer = Peer(broker)
+
+        async def listed(version: int, *kinds: int) -> list[tuple[int, str]]:
+            more = {"resource_types": list(kinds)} if version else {}
+            reply = await peer.ask(LIST_CONFIG_RESOURCES, version, **more)
+            assert reply.error_code == 0
+            return [(one.resource_type, one.resource_name) for one in reply.config_resources]
+
+        assert await listed(0) == []
+        assert await listed(1) == [(2, "a"), (2, "b"), (4, "0"), (8, "0")]
+        assert await listed(1, 32, 16) == []
+        assert await listed(1, 4) == [(4, "0")]
+        reply = await peer.ask(LIST_CONFIG_RESOURCES, 1, resource_types=[2, 3])
+        assert (reply.error_code, reply.config_resources) == (ErrorCode.UNSUPPORTED_VERSION, [])
 
 
 async def test_a_broker_tells_of_itself() -> None:
