@@ -80,7 +80,8 @@ class ConsumingStreamReader(MillraceStreamReader):
         return self._connected().look("queues.reserve", position=position, count=count, **said)
 
     def _position(self, offset: Offsets) -> int:
-        return offset.get(str(self.options.queue), {}).get("0", 0)
+        found: int = offset.get(str(self.options.queue), {}).get("0", 0)
+        return found
 
     def _offset_at(self, position: int) -> Offsets:
         return self._offset({(str(self.options.queue), 0): position})

@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from protocols.native.clients.blocking import Which
+from protocols.native.clients.blocking import KnownTopic, Which
 from protocols.native.errors import UnknownTopic
 from spark_bridge.options import EARLIEST, LATEST, Boundary, OptionError, ReadOptions
 
@@ -21,6 +21,9 @@ JOINED_SIZE_MAX = 5_000
 """Ranges are read by one task up to so many offsets: a task takes longer to start than those take to be read."""
 RANGE_SIZE_MIN = 250
 """A smaller range counts as this one there."""
+
+Partitions = dict[tuple[str, int], str]
+"""Topic and number of each, in order, with the topic's id (`OffsetRange.topic_id`)."""
 
 Placed = tuple[int, int, list[int | None]]
 """Of a partition: where it begins and ends, and the offsets of some boundaries; None: no record is that late."""
@@ -40,13 +43,15 @@ class OffsetRange:
     end_offset: int
     reader: str | None = None
     """None: of a topic. Of a queue: empty for what waits in it, else for whom messages are set aside, by positions."""
+    topic_id: str = ""
+    """Of the very topic that is meant, in hexadecimal; empty when it is not known."""
 
 
 class OffsetSource(Protocol):
     """What `resolve` asks of a client; `protocols.native.clients.blocking.BlockingClient` has it."""
 
-    def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
-        """Partitions by topic; all topics for None. Raises UnknownTopic."""
+    def topics(self, names: Sequence[str] | None = None) -> Mapping[str, KnownTopic]:
+        """Partitions and ids by topic; all topics for None. Raises UnknownTopic."""
 
     def list_many_offsets(self, wanted: Sequence[tuple[str, int, Which]]) -> list[int | None]:
         """The offset at "earliest", "latest" or a timestamp in ms of each; None when no record is that late."""
@@ -62,10 +67,14 @@ def resolve(client: OffsetSource, options: ReadOptions) -> list[OffsetRange]:
         check_named(boundary, partitions)
     found = placed(client, partitions, (options.start, options.end))
     ranges = [_resolve_range(options, one, known) for one, known in zip(partitions, found, strict=True)]
-    return [one for one in ranges if one.start_offset < one.end_offset]
+    return [
+        replace(one, topic_id=partitions[one.topic, one.partition])
+        for one in ranges
+        if one.start_offset < one.end_offset
+    ]
 
 
-def placed(client: OffsetSource, partitions: list[tuple[str, int]], boundaries: Sequence[Boundary]) -> list[Placed]:
+def placed(client: OffsetSource, partitions: Partitions, boundaries: Sequence[Boundary]) -> list[Placed]:
     """Of each partition where it begins and ends, and the offsets that these boundaries mean. One question for all."""
     times = [boundary for boundary in boundaries if boundary.is_time]
     wanted: list[tuple[str, int, Which]] = []
@@ -142,37 +151,38 @@ def _joined(parts: list[OffsetRange], most: int) -> list[tuple[OffsetRange, ...]
     return [tuple(task) for task in tasks]
 
 
-def partitions_of(client: OffsetSource, options: ReadOptions, *, as_far: bool = False) -> list[tuple[str, int]]:
+def partitions_of(client: OffsetSource, options: ReadOptions, *, as_far: bool = False) -> Partitions:
     """What is to be read, in order. Raises `OptionError` for topics and partitions that are not there, but leaves them
     out with `as_far`.
     """
     if options.pattern is not None:
-        existing = client.metadata(None)
-        wanted = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
+        existing = client.topics(None)
+        existing = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
     else:
         existing = _existing(client, sorted(set(options.topics or options.assignment or ())), as_far=as_far)
-        wanted = existing if options.assignment is None else options.assignment
-    pairs = sorted((topic, partition) for topic, numbers in wanted.items() for partition in set(numbers))
-    there = [one for one in pairs if one[1] in existing.get(one[0], ())]
+    there = {(topic, number): one.id.hex() for topic, one in existing.items() for number in one.partitions}
+    if options.assignment is None:
+        return dict(sorted(there.items()))
+    pairs = sorted((topic, number) for topic, numbers in options.assignment.items() for number in set(numbers))
     for topic, partition in pairs:
         if not as_far and (topic, partition) not in there:
             raise OptionError(f"assign: topic {topic!r} has no partition {partition}")
-    return there
+    return {one: there[one] for one in pairs if one in there}
 
 
-def _existing(client: OffsetSource, names: list[str], *, as_far: bool) -> dict[str, list[int]]:
-    """The partitions of these topics, which have to be there."""
+def _existing(client: OffsetSource, names: list[str], *, as_far: bool) -> Mapping[str, KnownTopic]:
+    """These topics, which have to be there."""
     try:
-        return client.metadata(names)
+        return client.topics(names)
     except UnknownTopic:
         if len(names) == 1 and as_far:
             return {}
         if len(names) == 1:
             raise OptionError(f"there is no topic {names[0]!r}") from None
-    return {name: numbers for one in names for name, numbers in _existing(client, [one], as_far=as_far).items()}
+    return {name: known for one in names for name, known in _existing(client, [one], as_far=as_far).items()}
 
 
-def check_named(boundary: Boundary, partitions: list[tuple[str, int]]) -> None:
+def check_named(boundary: Boundary, partitions: Partitions) -> None:
     """Offsets given one by one must name each partition that is read, and no other."""
     if isinstance(boundary.value, int):
         return

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from core_log.containing import LOOKED_BYTES_MAX, Groups
 from core_log.record_batch import parse_header
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.clients.client_tls import tls_context
-from protocols.native.errors import ConnectionLost, OffsetOutOfRange
+from protocols.native.errors import ConnectionLost, OffsetOutOfRange, UnknownTopic
 from spark_bridge.columns import decode_batches
 from spark_bridge.filters import EVERYTHING, Wanted, looked_for, matching, narrowed, wanted_by
 from spark_bridge.message_columns import having
@@ -85,7 +85,7 @@ def read_ranges(
     """
     settle()
     with connect(options) as client:
-        for one in ranges:
+        for one in _still_there(client, options, ranges):
             reading = _Reading(one)
             yield from _rows(_fetched(client, reading, options, wanted), reading, options, wanted)
 
@@ -97,7 +97,7 @@ def read_small(
     settle()
     found: list[pa.RecordBatch] = []
     size = 0
-    for one in ranges:
+    for one in _still_there(client, options, ranges):
         batches, reading = [], _Reading(one)
         for batch in _fetched(client, reading, options, EVERYTHING):
             size += len(batch)
@@ -108,6 +108,32 @@ def read_small(
         if sum(rows.nbytes for rows in found) > bytes_max:
             return None
     return found
+
+
+def _still_there(client: BlockingClient, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """The ranges but for those of topics that were deleted and made again since the read was planned: what is there at
+    their offsets now is something else. Raises `DataLoss`.
+    """
+    names = sorted({one.topic for one in ranges if one.topic_id})
+    now = ids_of(client, names) if names else {}
+    found = []
+    for one in ranges:
+        if not one.topic_id or now.get(one.topic, one.topic_id) == one.topic_id:
+            found.append(one)
+        elif options.fail_on_data_loss:
+            raise DataLoss(
+                f"{one.topic} was deleted and made again since the read of {one.start_offset} to {one.end_offset} of "
+                f"partition {one.partition} was planned; failOnDataLoss=false leaves out what is gone"
+            )
+    return found
+
+
+def ids_of(client: BlockingClient, names: list[str]) -> dict[str, str]:
+    """The ids of topics as far as the broker says them; of none when one is not there."""
+    try:
+        return {name: known.id.hex() for name, known in client.topics(names).items() if known.id}
+    except UnknownTopic:
+        return {}
 
 
 class _Reading:

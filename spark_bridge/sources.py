@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from protocols.native.clients.blocking import BlockingClient, Which
+from protocols.native.clients.blocking import BlockingClient, KnownTopic, Which
 from protocols.native.clients.records import split_batches
 from protocols.native.errors import MillraceError, NotFound, PreconditionFailed
 from spark_bridge.offsets import DataLoss, OffsetRange, OffsetSource
@@ -66,9 +66,9 @@ class QueueLog:
             raise OptionError(f"there is no queue {self._name!r}{where}") from None
         return found["topic"], found["end"]
 
-    def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
-        """It has one partition."""
-        return {self._name: [0]}
+    def topics(self, names: Sequence[str] | None = None) -> dict[str, KnownTopic]:
+        """It has one partition, and no id."""
+        return {self._name: KnownTopic([0], b"")}
 
     def list_many_offsets(self, wanted: Sequence[tuple[str, int, Which]]) -> list[int | None]:
         """See `OffsetSource`; there is no looking up by time."""

@@ -3,12 +3,14 @@
 1. A stream's offset is `{"topic": {"0": n}}`, in the order of topic and partition: all before `n` is read. Spark's
    checkpoint keeps it and is the only truth about the query; what is between two offsets is read as a batch is, so a
    micro-batch that runs again reads the same records. Options that say how it is divided into tasks are kept there,
-   too, under an empty topic: sinks need it to come again in the same tasks, whatever the options are by then.
+   too, under an empty topic: sinks need it to come again in the same tasks, whatever the options are by then. Beside
+   them are the ids of the topics, so that one which was deleted and made again is known for another. Offsets of
+   earlier versions have none, and earlier versions pass over them.
 2. `latestOffset` obeys the limit it is given: what there is to read is shared out in proportion to what waits in each
    partition. With `availableNow` nothing is read that came later than the query's start.
 3. Partitions that are new, or whose topics are, are read from their beginning. Those that are gone are lost data, and
-   so are those that are new and do not begin at 0, and the end of a log that is shorter than it was: with
-   `failOnDataLoss=false` it is read from where it ends now.
+   so are those that are new and do not begin at 0, topics that were made again, which with `failOnDataLoss=false` are
+   new ones, and the end of a log that is shorter than it was: with that option it is read from where it ends now.
 4. The broker is told how far the query has come as offsets of a group, for `millrace groups` and everything else that
    shows lag, and keeps what the query has not read, for `leaseMs` after it was last heard of. Of a queue that is
    browsed it is told where the query stands, and keeps nothing. Nothing is ever read from there; a failure to tell is
@@ -26,6 +28,8 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -41,16 +45,29 @@ from core_log.errors import CorruptBatch
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from spark_bridge.handed_over import HANDED_OVER_BYTES_MAX, HandingOver
-from spark_bridge.offsets import JOINED_SIZE_MAX, DataLoss, OffsetRange, check_named, divide, partitions_of, placed
+from spark_bridge.offsets import (
+    JOINED_SIZE_MAX,
+    DataLoss,
+    OffsetRange,
+    Partitions,
+    check_named,
+    divide,
+    partitions_of,
+    placed,
+)
 from spark_bridge.options import OptionError, ReadOptions
 from spark_bridge.reader import connect, read_ranges, read_small
 from spark_bridge.sources import Source, source_of
 
-Offsets = dict[str, dict[str, int]]
+Offsets = dict[str, dict[str, Any]]
 """A stream's offset; see the module's rule 1."""
 
-_DIVISION = ""
-"""What stands in place of a topic for how a micro-batch is divided."""
+_NOTES = ""
+"""What stands in place of a topic for how a micro-batch is divided, and for the ids of topics."""
+_IDS = "topicIds"
+
+Ids = dict[str, str]
+"""The ids of topics, as far as they are known."""
 
 Places = dict[tuple[str, int], int]
 """The same by partition."""
@@ -70,6 +87,8 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         self._source: Source | None = None
         self._target: Places | None = None
         """Where to stop, with `availableNow`."""
+        self._ids: Ids = {}
+        """Of the topics whose ends were asked last."""
         self._known_ends: Places = {}
         """Where partitions ended when that was last asked."""
         self._told: Places = {}
@@ -89,21 +108,22 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         partitions = partitions_of(source.log, source.options)
         check_named(self.options.start, partitions)
         found = placed(source.log, partitions, [self.options.start])
-        return self._offset(
-            {one: self._start(*one, latest, *places) for one, (_, latest, places) in zip(partitions, found)}
-        )
+        places = {one: self._start(*one, latest, *places) for one, (_, latest, places) in zip(partitions, found)}
+        return self._offset(places, _ids_by_topic(partitions))
 
     def latestOffset(self, start: Offsets | None = None, limit: ReadLimit | None = None) -> Offsets:
         """Up to where the next micro-batch reads. Raises `DataLoss`, `OptionError`, `MillraceError`."""
-        begin = _places(start or {})
+        begin, known = _places(start or {}), _ids(start or {})
         self._tell(begin)
         ends = self._ends() if self._target is None else self._target
-        self._check_kept(begin, ends)
-        if self._waits(begin, ends):
-            return self._offset(begin)
+        ids = known | self._ids
+        self._check_kept(begin, ends, _made_again(known, ids))
+        kept = _without(begin, _made_again(known, ids))
+        if self._waits(kept, ends):
+            return self._offset(begin, known)
         if isinstance(limit, ReadMaxRows):
-            ends = shared_out(begin | self._beginnings(ends.keys() - begin.keys()), ends, limit.max_rows)
-        return self._offset(ends)
+            ends = shared_out(kept | self._beginnings(ends.keys() - kept.keys()), ends, limit.max_rows)
+        return self._offset(ends, ids)
 
     def _waits(self, begin: Places, ends: Places) -> bool:
         """Whether there is too little yet for a micro-batch, of known partitions; see `minOffsetsPerTrigger`."""
@@ -129,18 +149,19 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """An input partition for each range. Raises `DataLoss`, `MillraceError`."""
-        begin, stop = _places(start), _places(end)
+        stop, ids = _places(end), _ids(end)
+        begin = _without(_places(start), _made_again(_ids(start), ids))
         new = self._beginnings(stop.keys() - begin.keys())
         self._check_whole(new)
         begin |= new
         reader = self._connected_source().reader
         pairs = [(one, last) for one, last in sorted(stop.items()) if begin[one] < last]
-        ranges = [OffsetRange(*one, begin[one], last, reader) for one, last in pairs]
+        ranges = [OffsetRange(*one, begin[one], last, reader, ids.get(one[0], "")) for one, last in pairs]
         return self._planned(ranges, end)
 
     def _planned(self, ranges: list[OffsetRange], end: Offsets) -> list[InputPartition]:
         """An input partition for each task. The rows of a single small one are left to be handed over."""
-        division = end.get(_DIVISION, {})
+        division = end.get(_NOTES, {})
         options = replace(
             self.options,
             input_partitions_min=division.get("minPartitions", 1),
@@ -199,6 +220,7 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         partitions = partitions_of(source.log, source.options, as_far=not self.options.fail_on_data_loss)
         found = source.log.list_many_offsets([(*one, "latest") for one in partitions])
         self._known_ends = {one: end or 0 for one, end in zip(partitions, found, strict=True)}
+        self._ids = _ids_by_topic(partitions)
         return dict(self._known_ends)
 
     def _beginnings(self, partitions: Iterable[tuple[str, int]]) -> Places:
@@ -207,14 +229,16 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         found = self._connected_source().log.list_many_offsets([(*one, "earliest") for one in wanted]) if wanted else []
         return {one: start or 0 for one, start in zip(wanted, found, strict=True)}
 
-    def _check_kept(self, begin: Places, ends: Places) -> None:
+    def _check_kept(self, begin: Places, ends: Places, made_again: set[str]) -> None:
         """Raises `DataLoss` when what was read so far says that the topic is another one, or a partition is gone."""
         if not self.options.fail_on_data_loss:
             return
         for (topic, partition), place in begin.items():
             end = ends.get((topic, partition))
-            if end is None or end < place:
+            if end is None or end < place or topic in made_again:
                 gone = "is gone" if end is None else f"ends at {end} now"
+                if end is not None and topic in made_again:
+                    gone = "is another one now: the topic was deleted and made again"
                 raise DataLoss(
                     f"{topic}-{partition} was read up to {place} and {gone}; failOnDataLoss=false reads what there is"
                 )
@@ -228,13 +252,18 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
                     "there is"
                 )
 
-    def _offset(self, places: Places) -> Offsets:
-        """The offset of these places; see the module's rule 1."""
+    def _offset(self, places: Places, ids: Mapping[str, str] = MappingProxyType({})) -> Offsets:
+        """The offset of these places, with the ids of their topics; see the module's rule 1."""
         options = self.options
-        division = {"minPartitions": options.input_partitions_min} if options.input_partitions_min > 1 else {}
+        notes: dict[str, Any] = (
+            {"minPartitions": options.input_partitions_min} if options.input_partitions_min > 1 else {}
+        )
         if options.records_per_partition_max:
-            division["maxRecordsPerPartition"] = options.records_per_partition_max
-        found: Offsets = {_DIVISION: division} if division else {}
+            notes["maxRecordsPerPartition"] = options.records_per_partition_max
+        said = {topic: ids[topic] for topic in sorted({topic for topic, _ in places}) if topic in ids}
+        if said:
+            notes[_IDS] = said
+        found: Offsets = {_NOTES: notes} if notes else {}
         for topic, partition in sorted(places):
             found.setdefault(topic, {})[str(partition)] = places[topic, partition]
         return found
@@ -290,6 +319,24 @@ def _places(offset: Offsets) -> Places:
     return {
         (topic, int(partition)): number
         for topic, each in offset.items()
-        if topic != _DIVISION
+        if topic != _NOTES
         for partition, number in each.items()
     }
+
+
+def _ids(offset: Offsets) -> Ids:
+    found: Ids = offset.get(_NOTES, {}).get(_IDS, {})
+    return found
+
+
+def _ids_by_topic(partitions: Partitions) -> Ids:
+    return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id}
+
+
+def _made_again(before: Ids, now: Ids) -> set[str]:
+    """Topics that were deleted and made again in between."""
+    return {topic for topic, topic_id in before.items() if now.get(topic, topic_id) != topic_id}
+
+
+def _without(places: Places, topics: set[str]) -> Places:
+    return {one: place for one, place in places.items() if one[0] not in topics}

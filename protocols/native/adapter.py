@@ -32,6 +32,7 @@ from protocols.native.adapter_transactions import TRANSACTION_HANDLERS, membersh
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
 from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
+from protocols.native.wire_base import TOPIC_IDS_SINCE
 from protocols.peers import Authenticate, is_loopback, is_welcome
 from protocols.sansio import Outbox
 from routing import errors
@@ -71,6 +72,7 @@ class NativeAdapter:
         self._door = door
         self._frames = FrameReader(config.request_bytes_max)
         self._greeted = False
+        self._version = wire.VERSION_MIN
         self._grants: Grants
         """What the user may do, from hello on."""
         self._outside: errors.NotAllowed | None = None
@@ -190,7 +192,7 @@ class NativeAdapter:
         except errors.BrokerError as error:
             self._goodbye(ErrorCode.ACCESS_REFUSED, str(error), request.correlation_id)
             return None
-        self._greeted = True
+        self._greeted, self._version = True, version
         self._groups = GroupDoor(
             self._broker,
             self._config,
@@ -227,6 +229,7 @@ class NativeAdapter:
 
     async def _metadata(self, request: wire.Metadata) -> wire.Reply:
         topics: list[tuple[str, WireError | None, list[wire.PartitionMetadata]]] = []
+        ids: list[bytes] = []
         if request.topics is None:
             names = [name for name in sorted(self._broker.topics) if may_see(self._grants, name)]
         else:
@@ -246,7 +249,10 @@ class NativeAdapter:
                 topics.append((name, engine_error(error), []))
             else:
                 topics.append((name, None, partitions(self._broker, self._config, topic)))
-        return wire.MetadataReply(request.correlation_id, nodes(self._broker, self._config, self._door), topics)
+            ids.append(topic.id if topic is not None and topics[-1][1] is None else b"")
+        if self._version < TOPIC_IDS_SINCE:
+            ids = []
+        return wire.MetadataReply(request.correlation_id, nodes(self._broker, self._config, self._door), topics, ids)
 
     async def _create_topic(self, request: wire_topics.CreateTopic) -> wire.Reply:
         await self._broker.create_topic(request.name, partitions=request.partitions, config=request.config)

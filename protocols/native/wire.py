@@ -176,10 +176,13 @@ class PartitionMetadata(Struct, array_like=True, gc=False):
 
 
 class MetadataReply(Reply, tag=1):
-    """nodes: (id, host, port); topics: (name, error, partitions)."""
+    """nodes: (id, host, port); topics: (name, error, partitions). `topic_ids` are of these, in their order, empty where
+    there is an error; there are none in versions before 6, and from older brokers.
+    """
 
     nodes: list[tuple[int, str, int]]
     topics: list[tuple[str, WireError | None, list[PartitionMetadata]]]
+    topic_ids: list[bytes] = []
 
 
 class ProduceReply(Reply, tag=7):

@@ -6,13 +6,15 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-VERSION_MIN, VERSION = 1, 5
+VERSION_MIN, VERSION = 1, 6
 GROUPS_SINCE: Final = 3
 """The first version with groups and idempotent producers."""
 CONTAINING_SINCE: Final = 4
 """The first version whose fetches look for something."""
 READERS_SINCE: Final = 5
 """The first version whose operations know readers of queues, and holders of a lease."""
+TOPIC_IDS_SINCE: Final = 6
+"""The first version whose metadata says the ids of topics."""
 NO_EPOCH: Final = -1
 """Who asks does not say which leader epoch it knows."""
 

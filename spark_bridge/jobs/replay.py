@@ -24,7 +24,7 @@ from spark_bridge.jobs.places import Places, only_one
 from spark_bridge.jobs.session import JobError, sentence_of
 from spark_bridge.offsets import resolve
 from spark_bridge.options import parse_options
-from spark_bridge.reader import connect
+from spark_bridge.reader import connect, ids_of
 
 OFFSETS_PER_STEP = 2_000_000
 TASKS = 8
@@ -122,7 +122,7 @@ def replay_topics(
                 if low < high:
                     starts.setdefault(one.topic, {})[str(one.partition)] = low
                     ends.setdefault(one.topic, {})[str(one.partition)] = high
-            steps.append([starts, ends])
+            steps.append([starts, ends, {one.topic: one.topic_id for one in ranges if one.topic_id}])
         return steps
 
     kept = {
@@ -132,7 +132,8 @@ def replay_topics(
     }
 
     def rows(step: Sequence[Any]) -> Any:
-        starts, ends = step
+        starts, ends, *known = step  # plans of earlier versions have no ids
+        _require_same(source, known[0] if known else {})
         ranges = {
             "assign": json.dumps({topic: [int(one) for one in each] for topic, each in starts.items()}),
             "startingOffsets": json.dumps(starts),
@@ -141,6 +142,19 @@ def replay_topics(
         return _within(spark.read.format("millrace").options(**kept, **ranges).load(), since_ms, until_ms)
 
     return _Replay(spark, sink, checkpoint, keep_partitions, progress).run(plan, rows, "from topics")
+
+
+def _require_same(source: Mapping[str, str], planned: Mapping[str, str]) -> None:
+    """Raises `JobError` when a topic is not the one that was planned to be read."""
+    if not planned:
+        return
+    with connect(parse_options(source)) as client:
+        now = ids_of(client, list(planned))
+    for topic, topic_id in planned.items():
+        if now.get(topic, topic_id) != topic_id:
+            raise JobError(
+                f"{topic} was deleted and made again since the replay was planned: what is left of the plan is gone"
+            )
 
 
 def _within(rows: Any, since_ms: int | None, until_ms: int | None) -> Any:

@@ -38,6 +38,8 @@ class LogServer:
 
     def __init__(self, topics: dict[str, list[Partition]], version: int = wire.VERSION) -> None:
         self.topics = topics
+        self.ids: dict[str, bytes] = {}
+        """Of topics whose ids it says."""
         self.version = version
         """Of the protocol."""
         self.fetches = 0
@@ -96,7 +98,7 @@ class LogServer:
                 return wire.HelloReply(number, self.version, "test", 0, {})
             case wire.Metadata(topics=names):
                 entries = [self._metadata(name) for name in (self.topics if names is None else names)]
-                return wire.MetadataReply(number, [], entries)
+                return wire.MetadataReply(number, [], entries, [self.ids.get(name, b"") for name, _, _ in entries])
             case wire.ListOffsets(entries=entries):
                 self.questions += 1
                 logs = [self.topics[entry.topic][entry.partition] for entry in entries]

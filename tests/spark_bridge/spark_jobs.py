@@ -125,6 +125,15 @@ def test_a_replay_that_is_done_again_writes_nothing_twice(
     assert {one.partition: 0 for one in records(server, target)} == dict.fromkeys(range(3), 0)
     with pytest.raises(JobError, match="the checkpoint is of another replay, from topics"):
         replay_files(spark, str(tmp_path), sink, checkpoint=str(notes))
+    for note in notes.glob("*done-2*"):
+        note.unlink()
+    with BlockingClient(server) as client:
+        client.delete_topic(topic)
+        client.create_topic(topic, partitions=3)
+    fill(server, topic, 0, 2000)
+    with pytest.raises(JobError, match=f"{topic} was deleted and made again since the replay was planned"):
+        run()
+    assert numbers(server, target) == list(range(250, 1000))
 
 
 def test_queues_and_filters_are_exported(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:

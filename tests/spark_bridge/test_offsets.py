@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.native.clients.blocking import KnownTopic
 from protocols.native.errors import UnknownTopic
 from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
 from spark_bridge.options import OptionError, ReadOptions, parse_options
@@ -18,19 +19,19 @@ class Log:
     """Topics as lists of partitions, each (log start offset, timestamps of the records from there on)."""
 
     def __init__(self, topics: dict[str, list[tuple[int, list[int]]]]) -> None:
-        self.topics = topics
+        self.logs = topics
 
-    def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
-        for name in topics or ():
-            if name not in self.topics:
+    def topics(self, names: Sequence[str] | None = None) -> dict[str, KnownTopic]:
+        for name in names or ():
+            if name not in self.logs:
                 raise UnknownTopic
-        return {name: list(range(len(self.topics[name]))) for name in topics or self.topics}
+        return {name: KnownTopic(list(range(len(self.logs[name]))), b"") for name in names or self.logs}
 
     def list_many_offsets(self, wanted: Sequence[tuple[str, int, str | int]]) -> list[int | None]:
         return [self._offset(*one) for one in wanted]
 
     def _offset(self, topic: str, partition: int, which: str | int) -> int | None:
-        start, times = self.topics[topic][partition]
+        start, times = self.logs[topic][partition]
         if which == "earliest":
             return start
         if which == "latest":

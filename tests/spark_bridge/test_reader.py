@@ -208,6 +208,19 @@ def test_a_topic_that_was_made_anew_and_is_shorter(three: LogServer) -> None:
     assert lenient() == []
 
 
+def test_a_topic_that_was_made_anew_and_is_longer(three: LogServer) -> None:
+    three.ids["t"] = b"1" * 16
+    strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
+    whole = strict()
+    three.ids["t"], log = b"2" * 16, three.topics["t"][0]
+    three.topics["t"][0] = Partition([batch(0, [b"new"] * 50)])
+    with pytest.raises(DataLoss, match="t was deleted and made again since the read of 5 to 23 of partition 0 was"):
+        strict()
+    assert lenient() == []
+    three.ids, three.topics["t"][0] = {}, log
+    assert strict() == whole, "a broker that says no ids"
+
+
 def test_a_log_that_lost_its_end(three: LogServer) -> None:
     strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
     log = three.topics["t"][0]

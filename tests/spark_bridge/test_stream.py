@@ -212,7 +212,7 @@ def test_by_time_an_open_transaction_is_not_there_yet(shared_broker: BrokerProce
             options = parse_options({**given, "startingTimestamp": "0", "endingTimestamp": "1700000001000"})
             assert [(one.start_offset, one.end_offset) for one in resolve(client, options)] == [(0, 1)]
             later = MillraceDataSource({**given, "startingTimestamp": "1700000001000"})
-            assert later.streamReader(schema=later.schema()).initialOffset() == {"by-time": {"0": 1}}
+            assert later.streamReader(schema=later.schema()).initialOffset()["by-time"] == {"0": 1}
             transaction.abort()
 
 
@@ -273,6 +273,43 @@ def test_a_log_that_is_shorter_than_it_was_is_lost_data() -> None:
         assert rows(lenient, start, end) == []
         server.topics["t"][0].batches.append(batch(3, [b"o"]))
         assert rows(lenient, end, lenient.latestOffset(end, ALL)) == [("t", 0, 3)]
+
+
+def test_a_topic_that_was_made_again_is_another_one_however_long_it_is() -> None:
+    with log_server(two()) as server:
+        server.ids = {"t": b"1" * 16, "u": b"u" * 16}
+        given = {"subscribe": "t,u", "startingOffsets": "earliest"}
+        strict, lenient = stream(server, **given), stream(server, failOnDataLoss="false", **given)
+        ids = {"topicIds": {"t": "31" * 16, "u": "75" * 16}}
+        start = strict.initialOffset()
+        assert start == {"": ids, "t": {"0": 0, "1": 4}, "u": {"0": 0}}
+        read = strict.latestOffset(start, ALL)
+        assert read == {"": ids, "t": {"0": 10, "1": 34}, "u": {"0": 0}}
+        server.topics["t"] = [Partition([batch(0, [b"n"] * 20)]), Partition([batch(0, [b"m"] * 40)])]
+        server.ids["t"] = b"2" * 16
+        with pytest.raises(DataLoss, match="t was deleted and made again since the read of 0 to 10 of partition 0 was"):
+            rows(strict, start, read)
+        assert rows(lenient, start, read) == [], "what is there at these offsets was not in that micro-batch"
+        with pytest.raises(
+            DataLoss, match=r"t-0 was read up to 10 and is another one now: .*was deleted and made again"
+        ):
+            strict.latestOffset(read, ALL)
+        end = lenient.latestOffset(read, ReadMaxRows(30))
+        assert end == {"": {"topicIds": {"t": "32" * 16, "u": "75" * 16}}, "t": {"0": 10, "1": 20}, "u": {"0": 0}}
+        every = [("t", 0, number) for number in range(10)] + [("t", 1, number) for number in range(20)]
+        assert rows(lenient, read, end) == every
+        assert rows(lenient, end, lenient.latestOffset(end, ReadMaxRows(1))) == [("t", 1, 20)]
+
+
+def test_offsets_without_ids_are_those_of_whatever_topic_is_there() -> None:
+    with log_server(two()) as server:
+        server.ids = {"t": b"1" * 16}
+        reader, start = stream(server), {"t": {"0": 4, "1": 34}}
+        end = reader.latestOffset(start, ALL)
+        assert end[""] == {"topicIds": {"t": "31" * 16}}
+        assert rows(reader, start, end) == [("t", 0, number) for number in range(4, 10)]
+        server.ids = {}
+        assert reader.latestOffset(end, ALL) == end, "a broker that says no ids does not make them forgotten"
 
 
 def test_a_partition_that_is_gone_is_lost_data() -> None:

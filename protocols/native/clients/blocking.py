@@ -50,6 +50,15 @@ class TopicDescription(Struct):
     partitions: list[wire_topics.PartitionDescription]
 
 
+class KnownTopic(Struct):
+    """The numbers of a topic's partitions, and the id that no other topic ever has, also one that is made again under
+    its name; empty from brokers that do not say it.
+    """
+
+    partitions: list[int]
+    id: bytes
+
+
 def which_offset(which: Which) -> int:
     """`which` as `ListOffsets` wants it. Raises ValueError."""
     if isinstance(which, int):
@@ -106,12 +115,18 @@ class BlockingClient(BlockingGroups):
 
     def metadata(self, topics: Sequence[str] | None = None, *, create_missing: bool = False) -> dict[str, list[int]]:
         """Partition numbers by topic; None asks for all topics. Raises UnknownTopic."""
-        request = wire.Metadata(0, None if topics is None else list(topics), create_missing)
+        return {name: one.partitions for name, one in self.topics(topics, create_missing=create_missing).items()}
+
+    def topics(self, names: Sequence[str] | None = None, *, create_missing: bool = False) -> dict[str, KnownTopic]:
+        """As `metadata`, with the topics' ids."""
+        request = wire.Metadata(0, None if names is None else list(names), create_missing)
+        reply = self._any.call(request, wire.MetadataReply)
         found = {}
-        for name, error, partitions in self._any.call(request, wire.MetadataReply).topics:
+        ids = reply.topic_ids or [b""] * len(reply.topics)
+        for (name, error, partitions), topic_id in zip(reply.topics, ids, strict=True):
             if error is not None:
                 raise error_from_wire(error)
-            found[name] = [one.partition for one in partitions]
+            found[name] = KnownTopic([one.partition for one in partitions], topic_id)
         return found
 
     def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:

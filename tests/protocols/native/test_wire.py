@@ -69,7 +69,7 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
 REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (wire.ErrorReply(None, ERROR), [255, None, [8, False, "no topic 't'"]]),
     (wire.HelloReply(1, 1, "millrace", 0, {"request_bytes_max": 5}), [0, 1, 1, "millrace", 0, {"request_bytes_max": 5}]),  # noqa: E501
-    (wire.MetadataReply(2, [(0, "h", 1)], [("t", None, [wire.PartitionMetadata(0, 0, 7, [0, 1], [1])]), ("u", ERROR, [])]), [1, 2, [[0, "h", 1]], [["t", None, [[0, 0, 7, [0, 1], [1]]]], ["u", list(ERROR), []]]]),  # noqa: E501
+    (wire.MetadataReply(2, [(0, "h", 1)], [("t", None, [wire.PartitionMetadata(0, 0, 7, [0, 1], [1])]), ("u", ERROR, [])], [b"t", b""]), [1, 2, [[0, "h", 1]], [["t", None, [[0, 0, 7, [0, 1], [1]]]], ["u", list(ERROR), []]], [b"t", b""]]),  # noqa: E501
     (wire_topics.CreateTopicReply(3), [2, 3]),
     (wire_topics.DeleteTopicReply(4), [3, 4]),
     (

@@ -45,6 +45,14 @@ async def test_every_request() -> None:
                 client.create_topic("t")
             assert client.metadata(None) == client.metadata(["t"]) == {"t": [0, 1]}
             assert client.metadata(["made"], create_missing=True) == {"made": [0]}
+            first = client.topics()
+            assert {name: (one.partitions, len(one.id)) for name, one in first.items()} == {
+                "made": ([0], 16),
+                "t": ([0, 1], 16),
+            }
+            client.delete_topic("made")
+            client.create_topic("made")
+            assert client.topics(["made"])["made"].id not in {one.id for one in first.values()}
             assert client.describe_topic("t").config == {"retention.ms": "5000"}
             client.bind_topic("t", "amq.topic", "a.*", {})
             client.unbind_topic("t", "amq.topic", "a.*")
