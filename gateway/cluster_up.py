@@ -26,7 +26,7 @@ import trio
 from core_log.metadata.etcd_wire import version_warning
 from gateway.errors import StartError
 from gateway.etcd_process import EtcdProcess, start_etcd
-from gateway.free_ports import free_ports
+from gateway.free_ports import free_ports, problem_of
 from gateway.lock import locked_data_dir
 
 NAME = "millrace"
@@ -51,7 +51,7 @@ class Ports(msgspec.Struct):
 
 def planned_ports(directory: Path, brokers: int | None, base_port: int | None) -> Ports:
     """The ports of the last start in `directory`, as far as they are known and others are not asked for; those of
-    brokers that are new are free ones. Raises StartError.
+    brokers that are new are free ones. Raises StartError, and remembers nothing, where another program has one of them.
     """
     path = directory / "ports.json"
     known = Ports([], [])
@@ -70,12 +70,28 @@ def planned_ports(directory: Path, brokers: int | None, base_port: int | None) -
         chosen = iter(free)
         brokers_ports = [{door: ports[door] if door in ports else next(chosen) for door in DOORS} for ports in there]
         ports = Ports(known.etcd or free[-2:], brokers_ports)
+    chosen_ports = Ports(ports.etcd, ports.brokers[:count])
+    _require_free(chosen_ports)
     remembered = Ports(ports.etcd, ports.brokers + known.brokers[len(ports.brokers) :])
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(remembered)) + b"\n")
     except OSError as error:
         raise StartError(f"{path}: {error.strerror}") from None
-    return Ports(ports.etcd, ports.brokers[:count])
+    return chosen_ports
+
+
+def _require_free(ports: Ports) -> None:
+    """Raises StartError for a port that cannot be listened on: etcd would only say so in its own log."""
+    named = [("etcd", port) for port in ports.etcd]
+    named += [
+        (f"broker {number}, {door}", port)
+        for number, each in enumerate(ports.brokers, 1)
+        for door, port in each.items()
+    ]
+    for what, port in named:
+        problem = problem_of(port)
+        if problem is not None:
+            raise StartError(f"port {port} ({what}): {problem}; --base-port chooses others")
 
 
 def _blocks(base_port: int, count: int) -> Ports:

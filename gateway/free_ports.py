@@ -30,6 +30,18 @@ def free_ports(count: int) -> list[int]:
         return [stack.enter_context(closing(_bound_socket())).getsockname()[1] for _ in range(count)]
 
 
+def problem_of(port: int) -> str | None:
+    """Why a server cannot listen on a port of 127.0.0.1 now; None if it can."""
+    with closing(socket.socket()) as found:
+        # As servers do it: connections of an earlier one, which are over, are no hindrance.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((_HOST, port))
+        except OSError as error:
+            return error.strerror
+    return None
+
+
 def _bound_socket() -> socket.socket:
     for port in itertools.chain(itertools.islice(_unassigned_ports(), _TRIED_PORTS), [0]):
         found = socket.socket()

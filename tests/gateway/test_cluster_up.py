@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -166,6 +167,14 @@ def test_ports_are_kept_and_added_to(tmp_path: Path) -> None:
     ]
     with pytest.raises(StartError, match="there are not enough ports"):
         planned_ports(tmp_path, 9, 65450)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken, before = other.getsockname()[1], (tmp_path / "ports.json").read_bytes()
+        with pytest.raises(
+            StartError,
+            match=rf"port ({taken - 1}|{taken}) \(etcd\): Address already in use; --base-port chooses others",
+        ):
+            planned_ports(tmp_path, 1, taken - 1)
+        assert (tmp_path / "ports.json").read_bytes() == before, "the next start does not fail for it"
     (tmp_path / "ports.json").write_text("{")
     with pytest.raises(StartError, match=r"ports\.json"):
         planned_ports(tmp_path, None, None)
