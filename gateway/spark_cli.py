@@ -218,6 +218,8 @@ def replay(
     """Write Parquet files, or what topics hold, to a topic once more."""
     from spark_bridge.jobs.replay import replay_files, replay_topics
 
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        raise click.UsageError("--since is not before --until: there is no time between them")
     sink = access | {"topic": target, "compression": compression}
 
     def show(done: Replayed) -> None:

@@ -20,6 +20,10 @@ from uuid import uuid4
 
 from spark_bridge.jobs.places import Places, only_one
 from spark_bridge.jobs.session import JobError, sentence_of
+from spark_bridge.offsets import partitions_of
+from spark_bridge.options import parse_options
+from spark_bridge.reader import connect
+from spark_bridge.sources import source_of
 
 CHECKPOINT = "_checkpoint"
 STAGING = "_export"
@@ -87,6 +91,7 @@ def _exported(
         if not any(one == name.lower() or (name.startswith("starting") and one.startswith("starting")) for one in given)
     } | dict(source)
     done, began = Exported(), time.monotonic()
+    _require_source(options)
     with only_one("export", places.root):
         places.delete(f"{places.root}/{STAGING}")  # of runs that were killed
         _forget_half_a_note(Places(spark, noted))
@@ -113,6 +118,14 @@ def _exported(
         places.delete(f"{places.root}/{STAGING}")
     done.seconds = time.monotonic() - began
     return done
+
+
+def _require_source(options: Mapping[str, str]) -> None:
+    """Raises `OptionError`, `MillraceError` for what a query would end with, after Spark has told of it at length."""
+    parsed = parse_options(options, streaming=True)
+    with connect(parsed) as client:
+        source = source_of(client, parsed)
+        partitions_of(source.log, source.options, as_far=not parsed.fail_on_data_loss)
 
 
 def _forget_half_a_note(checkpoint: Places) -> None:

@@ -25,6 +25,7 @@ from spark_bridge.jobs.session import JobError, sentence_of
 from spark_bridge.offsets import resolve
 from spark_bridge.options import parse_options
 from spark_bridge.reader import connect, ids_of
+from spark_bridge.sources import source_of
 
 OFFSETS_PER_STEP = 2_000_000
 TASKS = 8
@@ -109,7 +110,8 @@ def replay_topics(
     def plan() -> list[Any]:
         options = parse_options({**source, **{name: str(value) for name, value in times.items() if value is not None}})
         with connect(options) as client:
-            ranges = resolve(client, options)
+            source_here = source_of(client, options)
+            ranges = resolve(source_here.log, source_here.options)
         total = sum(one.end_offset - one.start_offset for one in ranges)
         count = -(-total // offsets_per_step)
         steps = []

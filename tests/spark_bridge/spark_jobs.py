@@ -165,6 +165,10 @@ def test_queues_and_filters_are_exported(spark: Any, shared_broker: BrokerProces
         assert export_by("taken") == (10, list(range(80)))
         found = [channel.queue_declare(queue, passive=True) for queue in ("export-seen", "export-taken")]
         assert [one.method.message_count for one in found] == [80, 0]
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    arguments = ["spark", "replay", made(server, "filter-replay"), "--mqtt-filter", "export/+/v", "--server", server]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.stdout.startswith("80 records")
 
 
 @pytest.mark.soak  # starts another Java
@@ -203,6 +207,8 @@ def test_an_export_that_is_killed_is_gone_on_with(spark: Any, shared_broker: Bro
         (["export", "DIR"], "say what is read: one of --topic, --pattern, --queue and --mqtt-filter"),
         (["replay", "t", "--from", "DIR"], "millrace: there are no Parquet files in "),
         (["replay", "t", "--from", "DIR", "--since", "noon"], "'noon' is neither a time like 2026-01-31T09:00"),
+        (["replay", "t", "--topic", "t", "--since", "2", "--until", "1"], "--since is not before --until"),
+        (["export", "DIR", "--queue", "nowhere"], "millrace: there is no queue 'nowhere'"),
     ],
 )
 def test_the_commands_say_what_is_wrong(
@@ -213,6 +219,7 @@ def test_the_commands_say_what_is_wrong(
     done = CliRunner().invoke(main, ["spark", *given, "--server", server], catch_exceptions=False)
     assert done.exit_code in (1, 2)
     assert sentence in done.stderr
+    assert list(tmp_path.iterdir()) == [], "no query was begun, of whose end Spark writes at length"
 
 
 def test_a_spark_that_does_not_start_is_a_line(tmp_path: Path) -> None:
