@@ -29,7 +29,7 @@ from routing.cluster.clients.engine import Engine
 from routing.cluster.clients.keeping import Keeping, SharedWills
 from routing.cluster.cluster import Cluster
 from routing.cluster.homes import Homes
-from routing.cluster.metadata.health import Health, names_by_id
+from routing.cluster.metadata.health import Health, called, names_by_id
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -369,6 +369,7 @@ async def open_broker(
         nursery.start_soon(housekeep, broker)
         nursery.start_soon(look_after_logs, flusher, config, broker.topology.topics.values)
         if cluster is not None:
+            cluster.call_logs(lambda log: called(log, names_by_id(broker.topics.values())))
             nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)
         try:
             yield broker

@@ -111,6 +111,10 @@ class Cluster:
         spawn(self._keep_watermarks)
         spawn(keep_empty, files, wall_clock_ms)
 
+    def call_logs(self, called: Callable[[str], str]) -> None:
+        """What operators call a log is known now: lines in the log say it so."""
+        self.elections.called = self.states.called = called
+
     def close(self) -> None:
         """Write down how far everything is committed, and close the logs that are still open. Blocks."""
         for told, others in self._listened:

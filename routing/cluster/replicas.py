@@ -483,15 +483,15 @@ class Replicas:
 
     async def _repair(self, replica: Replica, role: Follower) -> None:
         what = f"cut to {role.cut_to}" if role.cut_to is not None else f"begun anew at {role.restart_at}"
-        logger.warning("%s: ends at %d, is %s as its leader's", role.name, role.log.log_end_offset, what)
+        logger.warning("%s: ends at %d, is %s as its leader's", role.log.directory, role.log.log_end_offset, what)
         try:
             await role.repair()
         except BelowHighWatermark as error:
-            logger.error("%s: this replica is out of service: %s", role.name, error)
+            logger.error("%s: this replica is out of service: %s", role.log.directory, error)
             replica.lost = True
             return  # it stays busy: nothing is asked for any more
         except (LogUnavailable, OSError) as error:
-            logger.error("%s: %s", role.name, error)
+            logger.error("%s: %s", role.log.directory, error)
             await trio.sleep(_RETRY_S)
         self._busy.discard(role)
         before = replica.role

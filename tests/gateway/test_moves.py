@@ -192,7 +192,7 @@ async def command(broker: Running, *arguments: str) -> Result:
 
 
 async def test_what_has_no_other_replica_is_named_when_its_broker_drains_or_is_gone(
-    etcd: EtcdProcess, tmp_path: Path
+    etcd: EtcdProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with three(etcd, tmp_path, "alone") as (_, brokers), client_of(brokers[2]) as client:
         await client.create_topic("t", partitions=3, config={"replication.factor": "1"})
@@ -204,6 +204,7 @@ async def test_what_has_no_other_replica_is_named_when_its_broker_drains_or_is_g
         assert alone in drained.stderr
         await brokers.pop(1).stop()
         await until(lambda: state_of(brokers[2], "t", index).leader is None)
+        await until(lambda: f"nobody can lead 1 logs, such as t-{index}" in caplog.text)
         with pytest.raises(
             MillraceError, match=rf"\(__.*move them first.*nobody can copy what has no leader \(t-{index}\) "
         ):

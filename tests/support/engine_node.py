@@ -72,6 +72,9 @@ class StaticCluster:
         """See `Cluster`."""
         self.replicas = Replicas(clock=trio.current_time, spawn=spawn, want_turn=want_turn)
 
+    def call_logs(self, called: Any) -> None:
+        """See `Cluster`."""
+
     def close(self) -> None:
         """See `Cluster`."""
 

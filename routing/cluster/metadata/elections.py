@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -103,6 +103,8 @@ class Elections:
     def __init__(self, store: LeasedStore, members: Members, candidate: Candidate) -> None:
         self.logs: dict[str, Known] = {}
         """All replicated logs."""
+        self.called: Callable[[str], str] = str
+        """What operators call one of them; known once the broker has its topics."""
         self._store = store
         self._members = members
         self._candidate = candidate
@@ -193,12 +195,12 @@ class Elections:
             logger.error(
                 "%s: UNCLEAN ELECTION: broker %s leads in epoch %d, as allowed, though nobody is left who has all that "
                 "was committed: what it lacks is lost",
-                log, state.leader, state.leader_epoch,
+                self.called(log), state.leader, state.leader_epoch,
             )  # fmt: skip
         leaderless = [log for log, state in named if state.leader is None]
         logger.info("%d logs have another leader or ISR", len(found))
         if leaderless:
-            logger.error("nobody can lead %d logs, such as %s", len(leaderless), leaderless[0])
+            logger.error("nobody can lead %d logs, such as %s", len(leaderless), self.called(leaderless[0]))
 
     def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
         if self._note(entry for entry in entries if entry.key.startswith(LOGS)):

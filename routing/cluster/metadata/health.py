@@ -41,6 +41,12 @@ def place(log: str, topics: Mapping[str, str]) -> tuple[str, int]:
     return (_NAMES.get(kind) or topics.get(uid, uid), number) if number is not None else (log, 0)
 
 
+def called(log: str, topics: Mapping[str, str]) -> str:
+    """What operators call a log, such as `orders-0`; see `place`."""
+    topic, number = place(log, topics)
+    return f"{topic}-{number}"
+
+
 def names_by_id(topics: Iterable[Topic]) -> dict[str, str]:
     """What `place` goes by."""
     return {topic.uid: topic.name for topic in topics}

@@ -46,8 +46,10 @@ class LogStates:
         self._replicas = replicas
         self._spawn = spawn
         self._clock = clock
-        self._waiting = Waiting("changes of ISRs", clock=clock)
+        self._waiting = Waiting("changes of ISRs", clock=clock, called=lambda log: self.called(log))
         self._epoch = members.epoch
+        self.called: Callable[[str], str] = str
+        """See `Elections.called`."""
         replicas.decide = self._decide
         store.listeners.append(self._applied)
         members.listeners.append(self._registered)

@@ -20,8 +20,12 @@ _NAMES = 3
 class Waiting:
     """See the module; `what` is told of, such as "elections"."""
 
-    def __init__(self, what: str, *, clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(
+        self, what: str, *, clock: Callable[[], float] = trio.current_time, called: Callable[[str], str] = str
+    ) -> None:
+        """`called` is what operators call a log."""
         self._what = what
+        self._called = called
         self._clock = clock
         self._names: dict[str, None] = {}
         self._told = False
@@ -46,6 +50,6 @@ class Waiting:
     def _whose(self) -> str:
         names = [name for name in self._names if name]
         if len(names) < 2:
-            return "".join(f", of {name}" for name in names)
+            return "".join(f", of {self._called(name)}" for name in names)
         more = " ..." if len(names) > _NAMES else ""
-        return f", of {len(names)} logs, {', '.join(names[:_NAMES])}{more}"
+        return f", of {len(names)} logs, {', '.join(map(self._called, names[:_NAMES]))}{more}"
