@@ -1,13 +1,15 @@
 """The links to other brokers: accepting them on the peer address, dialling everybody, and dialling again.
 
 1. Every broker dials every other member, as often as it takes: `redial_ms_min` after a link that stood, up to
-   `redial_ms_max` apart where none does. It does so twice, for replicas and for clients, so that a replica that catches
-   up never stands before a delivery: between any two brokers there are four links, two each way.
+   `redial_ms_max` apart where none does, or where each ends for what will be the same again. It does so twice, for
+   replicas and for clients, so that a replica that catches up never stands before a delivery: between any two brokers
+   there are four links, two each way.
 2. Who the members are, where they are and whether a peer may be what it says is the `Directory`'s to know. A broker
    that was never registered dials nobody. One that is not any more stays what it was, for as long as the others know
    it: they may have no metadata either, and their promises go over these links. One that has registered anew ends all
    links that it dialled, and dials again.
-3. A reason not to have a link is logged once, until it changes or a link stands.
+3. A reason not to have a link is logged once, until it changes or a link stands; one that each link ends for each half
+   minute.
 4. Peers take turns with the clients that need much: a report read sooner would bring fewer acknowledgements at once.
    What came from a peer while others are ready, too, ends in one turn with what these bring.
    They are read from whatever the disk does: what a link brings is bounded by its credit, and a leader hears reports
@@ -55,6 +57,9 @@ log = structlog.get_logger(__name__)
 DOOR = "peer"
 _MISFITS = (ErrorCode.WRONG_SECRET, ErrorCode.WRONG_VERSION, ErrorCode.WRONG_CLUSTER)
 """Reasons not to have a link that time does not heal."""
+_LASTING = (ErrorCode.MALFORMED_FRAME, ErrorCode.FRAME_TOO_LARGE, ErrorCode.UNEXPECTED_FRAME, ErrorCode.CREDIT_EXCEEDED)
+"""Reasons for which a link that stood ends, and the next one most likely will, when the same is sent again."""
+_SAY_S = 30.0
 _LINKS_MAX = 1000
 
 
@@ -162,6 +167,7 @@ class Peers:
         self.shell = Shell(limits, outboxes, timers, self._end_turn_soon, _no_wait, readers, little_first=False)
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
+        self._silent_until_s: dict[object, float] = {}
         self._me = directory.me
         self._clock = trio.lowlevel.current_clock().current_time  # `trio.current_time` without two calls on its way
 
@@ -255,6 +261,11 @@ class Peers:
     def _note(self, whom: object, what: str, error: PeerError | str, *, of: str = "") -> None:
         """Log why there is no link, once; `of` is what has to change for it to be said again."""
         of = of or str(error)
+        if isinstance(error, PeerError) and error.code in _LASTING:
+            if self._clock() < self._silent_until_s.get(whom, 0):
+                return
+            if whom in self._silent_until_s or len(self._silent_until_s) < _LINKS_MAX:
+                self._silent_until_s[whom] = self._clock() + _SAY_S
         if self._told.get(whom) != of and len(self._told) < _LINKS_MAX:
             self._told[whom] = of
             log.warning(what, reason=str(error))
@@ -296,7 +307,7 @@ class Peers:
                 await trio.sleep(wait_s * random.uniform(0.8, 1.2))
 
     async def _dial(self, me: PeerId, broker: int, address: str, kind: LinkKind) -> bool:
-        """Have a link until it is over; whether there was one."""
+        """Have a link until it is over; whether there was one, and the next may live longer."""
         whom = ("to", broker, kind)
         try:
             with trio.fail_after(self._config.dial_timeout_ms / 1000):
@@ -345,9 +356,10 @@ class Peers:
         if adapter.opened:
             self._told.pop(whom, None)
         refused = f"TLS: {tls.failure}" if tls is not None and tls.failure else "the connection ended"
-        why = f"broker {broker} at {address}: {adapter.failure or refused}"
+        failure = adapter.failure or PeerError(0, refused)
+        why = PeerError(failure.code, f"broker {broker} at {address}: {failure}")
         self._note(whom, "the link to a peer is over" if adapter.opened else "no link to a peer", why)
-        return adapter.opened
+        return adapter.opened and failure.code not in _LASTING
 
     def _dialled(self, link: Dialer, outbox: Outbox) -> PeerAdapter:
         clock, config = self._clock, self._config

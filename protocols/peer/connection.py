@@ -113,7 +113,8 @@ class Link:
         if self._frames.wrong_length is not None:
             size, limit = self._frames.wrong_length, self._frames.frame_bytes_max
             code = ErrorCode.FRAME_TOO_LARGE if size else ErrorCode.MALFORMED_FRAME
-            raise PeerError(code, f"a frame of {size} bytes; the limit is {limit}")
+            whose = f", peer.frame_bytes_max of broker {self.me.broker_id}" if self.open else ""
+            raise PeerError(code, f"a frame of {size} bytes; the limit is {limit}{whose}")
         return frames
 
     def _shake(self, frame: AnyFrame, raw: BytesLike) -> None:

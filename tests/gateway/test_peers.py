@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from core_log.log_config import LogConfig
 from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches
+from gateway.peers import Peers
 from protocols.buffers import FrameReader
 from protocols.peer import wire
 from protocols.peer.config import PeerConfig
@@ -163,6 +164,30 @@ async def test_a_leader_that_sends_without_credit_is_cut_off(tmp_path: Path) -> 
                 with pytest.raises(wire.PeerError, match="batches without credit, beyond 1024 bytes"):
                     await read_on(stream, link)
         await listener.aclose()
+
+
+async def test_a_frame_that_is_too_large_for_a_peer_is_told_of_once_and_sent_ever_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stood: list[bool] = []
+    dial = Peers._dial
+
+    async def noted(peers: Peers, *whom: Any) -> bool:
+        stood.append(await dial(peers, *whom))
+        return stood[-1]
+
+    monkeypatch.setattr(Peers, "_dial", noted)
+    small = PeerConfig(redial_ms_min=5, redial_ms_max=20, frame_bytes_max=1 << 20)
+    with capture_logs() as logs:
+        async with running(tmp_path / "1", 1, config=QUICK) as one, running(tmp_path / "2", 2, config=small) as two:
+            lead(one, 3, two)
+            introduce(one, two)
+            one.append(batch_of(0, 1, (1 << 20) - 75))  # which a topic takes, and the frame around it is larger
+            one.end_turn()
+            await until(lambda: len(stood) > 20)
+            assert not any(stood[:20])
+            (over,) = (line["reason"] for line in logs if line["event"].startswith("the link"))
+    assert "the limit is 1048576, peer.frame_bytes_max of broker 2" in over, "and no line for each link"
 
 
 async def test_a_tail_that_the_leader_does_not_have_is_cut_off(tmp_path: Path) -> None:
