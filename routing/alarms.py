@@ -49,19 +49,20 @@ class Alarms:
             self.memory_bytes_max = memory_of_machine() * config.memory_percent_max // 100
         self.disk_free_bytes_min = _watermark(config, space.total_bytes)
         self._flusher = flusher
-        self._disk_low = False
+        self.disk_low = False
+        """The disk is below its watermark."""
 
     def check(self) -> None:
         """Look whether publishers have to wait, or no longer; on the event loop."""
         watermark, unflushed = self.disk_free_bytes_min, self._flusher.unflushed_bytes
         free_bytes = self.space.free_bytes
         if not self.space.total_bytes:
-            self._disk_low = False
-        elif self._disk_low:
-            self._disk_low = free_bytes - unflushed < watermark + watermark // 8
+            self.disk_low = False
+        elif self.disk_low:
+            self.disk_low = free_bytes - unflushed < watermark + watermark // 8
         else:
-            self._disk_low = free_bytes - unflushed < watermark
-        reasons = [LOW_ON_DISK] if self._disk_low else []
+            self.disk_low = free_bytes - unflushed < watermark
+        reasons = [LOW_ON_DISK] if self.disk_low else []
         if self.memory_bytes_max and self.memory_bytes > self.memory_bytes_max:
             reasons.append(LOW_ON_MEMORY)
         self.room_bytes = free_bytes - watermark if self.space.total_bytes and not reasons else _NO_LIMIT
@@ -80,12 +81,12 @@ class Alarms:
             return
         self.blocked = reason
         if reason is None:
-            logger.warning("publishers go on: %d bytes are free on the disk", self.space.free_bytes)
+            logger.warning("publishers go on: %d bytes are free on the disk", max(self.space.free_bytes, 0))
         else:
             logger.warning(
                 "publishers are blocked, %s: %d bytes are free on the disk (watermark %d), the process has %d (%d)",
                 reason,
-                self.space.free_bytes,
+                max(self.space.free_bytes, 0),  # what the reserve lacks is taken off
                 self.disk_free_bytes_min,
                 self.memory_bytes,
                 self.memory_bytes_max or 0,

@@ -125,6 +125,7 @@ class BrokerState(NamedTuple):
     """Logs of which it may lack what it had reported: see `Replica.lost`."""
     refusing: bool = False
     draining: bool = False
+    """It shall lead nothing, as far as others can: to go, or for lack of room on its disk."""
     unopened: Collection[str] = ()
     """Logs of which it has a replica that it could not open."""
 

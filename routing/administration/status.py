@@ -67,6 +67,7 @@ def _described(broker_id: int, record: BrokerRecord | None) -> dict[str, Any]:
         "epoch": None,
         "draining": found.draining,
         "refusing": found.refusing,
+        "low_on_disk": found.low_on_disk,
         "unreachable": list(found.unreachable),
         "lost": list(found.lost),
         "unopened": list(found.unopened),

@@ -73,6 +73,8 @@ class Cluster:
         """Called with the name of a log whose leader, or whose role here, has changed: to be a replica is one."""
         self._replication = replication or ReplicationConfig()
         self._clock = clock
+        self.is_low_on_disk: Callable[[], bool] = lambda: False
+        """Whether publishers wait for room on this broker's disk; known once the broker looks after that."""
         self._known: dict[str, tuple[int | None, int, bool, object]] = {}
         self._saved: dict[str, int] = {}
         self._closing: set[str] = set()

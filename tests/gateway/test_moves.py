@@ -118,6 +118,25 @@ async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path)
                 await until(lambda log=log, sent=sent: log.high_watermark == sent)  # type: ignore[misc]
 
 
+async def test_what_a_broker_leads_whose_disk_is_low_is_led_by_those_that_have_room(
+    etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    async with three(etcd, tmp_path, "low") as (_, brokers), client_of(brokers[2]) as client:
+        await client.create_topic("t", partitions=6, config=FOREVER)
+        await client.create_topic("alone", partitions=3, config={"replication.factor": "1"})
+        alarms = brokers[1].server.broker.alarms
+        watermark, alarms.disk_free_bytes_min = alarms.disk_free_bytes_min, 1 << 60
+        alarms.check()
+        assert alarms.blocked == "low on disk"
+        await until(lambda: all(state_of(brokers[2], "t", index).leader in (2, 3) for index in range(6)))
+        assert all(1 in state_of(brokers[2], "t", index).isr_brokers for index in range(6)), "it keeps its replicas"
+        assert {state_of(brokers[2], "alone", index).leader for index in range(3)} == {1, 2, 3}, "nobody else has it"
+        found = (await client.administer("cluster.brokers"))["brokers"]
+        assert [broker["low_on_disk"] for broker in found] == [True, False, False]
+        alarms.disk_free_bytes_min = watermark
+        await until(lambda: any(state_of(brokers[2], "t", index).leader == 1 for index in range(6)))
+
+
 async def test_a_fourth_broker_gets_its_share_and_the_first_one_goes(etcd: EtcdProcess, tmp_path: Path) -> None:
     async with three(etcd, tmp_path, "grow") as (nursery, brokers), client_of(brokers[2]) as client:
         await client.create_topic("t", partitions=4, config=FOREVER)

@@ -57,7 +57,11 @@ def broker_states(brokers: Iterable[Broker]) -> dict[int, BrokerState]:
     """The registered brokers as elections see them."""
     return {
         broker.broker_id: BrokerState(
-            broker.epoch, broker.record.lost, broker.record.refusing, broker.draining, broker.record.unopened
+            broker.epoch,
+            broker.record.lost,
+            broker.record.refusing,
+            broker.draining or broker.record.low_on_disk,
+            broker.record.unopened,
         )
         for broker in brokers
     }

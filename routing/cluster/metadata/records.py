@@ -77,6 +77,8 @@ class BrokerRecord(msgspec.Struct, frozen=True):
     """Brokers to which it has had no link for a second."""
     refusing: bool = False
     """Its disk takes nothing."""
+    low_on_disk: bool = False
+    """Publishers have to wait for room on its disk, so others shall lead, as far as they can."""
     draining: bool = False
     """It is about to go and shall lead nothing."""
 

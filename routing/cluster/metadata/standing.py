@@ -1,8 +1,9 @@
-"""What this broker says of itself to the controller, kept true: `lost`, `unopened`, `refusing` and `unreachable`
-of its record.
+"""What this broker says of itself to the controller, kept true: `lost`, `unopened`, `refusing`, `low_on_disk` and
+`unreachable` of its record.
 
 A broker to which there has been no link for `UNREACHABLE_S` is unreachable; `refusing` is one that some disk of a
-replica refuses. What cannot be said now, because etcd is away, is said later.
+replica refuses, one that is low on disk has its publishers wait for room. What cannot be said now, because etcd is
+away, is said later.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Standing:
                 lost=tuple(sorted(lost)),
                 unopened=tuple(sorted(cluster.unopened)),
                 refusing=self._refusing(),
+                low_on_disk=cluster.is_low_on_disk(),
                 unreachable=tuple(unreachable),
             )
         except MetadataUnavailable:
