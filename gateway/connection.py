@@ -276,7 +276,7 @@ class Connection:
         if shell.wait_to_publish is not None:
             await shell.wait_to_publish()
         adapter.held = False
-        if shell.blocked:
+        if shell.blocked and adapter.unread_while_blocked:
             await self._hold()
 
     async def _hold(self) -> None:

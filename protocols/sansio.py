@@ -51,7 +51,10 @@ class Adapter(Protocol):
 
     published: bool
     """Set whenever the peer publishes; cleared by the shell, which stops reading from who publishes while the broker
-    is short of disk or memory."""
+    is short of disk or memory, if `unread_while_blocked`."""
+
+    unread_while_blocked: bool
+    """False: who publishes then is answered that it is refused."""
 
     held: bool
     """Set by the shell while it does not read, for that reason or because `handle` waits: the peer's silence means

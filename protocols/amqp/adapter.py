@@ -86,6 +86,7 @@ class AmqpAdapter:
         `peer_certificate_name` is what a verified client certificate calls the peer.
         """
         self.closed = self.published = self.held = False
+        self.unread_while_blocked = True
         self.broker = broker
         self.config = config or AmqpConfig()
         self.notifies_cancel = False

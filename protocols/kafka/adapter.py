@@ -161,7 +161,7 @@ class KafkaAdapter:
         self._name: str | None = None
         """What the client calls itself, once it has said so."""
         self.peer = peer
-        self.closed = self.published = self.held = False
+        self.closed = self.published = self.held = self.unread_while_blocked = False
         self.door = Door(
             broker,
             peer=peer,
@@ -331,6 +331,9 @@ class KafkaAdapter:
         call = Call(version, client_id, waiting.answer)
         if key == _PRODUCE:
             self.published = True
+            self.unread_while_blocked = (
+                request.acks == adapter_00_produce.NONE
+            )  # who would not be told that it is refused
         try:
             reply = await served.handler(self.door, call, request)
         except ENGINE_ERRORS as error:

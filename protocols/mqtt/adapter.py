@@ -87,6 +87,7 @@ class MqttAdapter:
     ) -> None:
         """`peer` is the address for logs and for the loopback rule; for the rest see `Login`."""
         self.closed = self.published = self.held = False
+        self.unread_while_blocked = True
         self.broker = broker
         self.outbox = outbox
         self.peer = peer

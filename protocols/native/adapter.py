@@ -84,6 +84,7 @@ class NativeAdapter:
         self._refused_rounds: dict[tuple[str, int], int] = {}
         self.peer = peer
         self.closed = self.published = self.held = False
+        self.unread_while_blocked = True
 
     # The shell's side
 

@@ -31,7 +31,7 @@ class PeerAdapter:
         """Called when this side ends the link."""
         self.opened = False
         """It was open, whatever became of it."""
-        self.closed = self.published = self.held = False
+        self.closed = self.published = self.held = self.unread_while_blocked = False
         self._outbox = outbox
         self._clock = clock
         self._config = config

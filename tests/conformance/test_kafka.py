@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.errors import KafkaStorageError
 
 from core_log.record_batch import parse_header
 from protocols.native.clients.blocking import BlockingClient
@@ -200,3 +201,18 @@ def test_clients_of_two_kinds_share_a_group(server: str, broker: BrokerProcess) 
     assert found == [b"more"], "from where the group had come"
     again.close()
     producer.close()
+
+
+def test_who_produces_while_the_disk_is_low_is_told_so_each_time(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[engine]\ndisk_free_bytes_min = 1000000000000000\n")
+    with broker_process(
+        tmp_path / "data", doors=DOORS, arguments=("--config", str(tmp_path / "config.toml"))
+    ) as broker:
+        server = f"127.0.0.1:{broker.ports['kafka']}"
+        with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
+            client.create_topic("low")
+        producer = KafkaProducer(bootstrap_servers=server, retries=0, acks=1, enable_idempotence=False)
+        for _ in range(3):
+            with pytest.raises(KafkaStorageError):
+                producer.send("low", b"x").get(timeout=10)
+        producer.close()

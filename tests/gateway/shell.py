@@ -31,6 +31,7 @@ class EchoAdapter:
         self.deadline_s = math.inf
         self.timer_calls: list[float] = []
         self.published = self.held = False
+        self.unread_while_blocked = True
         self.resumed = 0
         outbox.on_writable = self.on_writable
 

@@ -421,6 +421,18 @@ async def test_who_publishes_while_publishers_are_blocked_is_not_read_from() -> 
         assert not held.held
 
 
+async def test_who_is_answered_that_publishing_is_refused_is_read_from_all_the_while() -> None:
+    async with open_door(PublisherAdapter) as door, await door.connect() as client:
+        await client.send_all(b"p1")
+        assert await receive_exactly(client, 2) == b"p1"
+        (adapter,) = door.adapters
+        adapter.unread_while_blocked = False
+        door.shell.publishers_blocked("low on disk")
+        for said in (b"p2", b"p3", b"fetch"):
+            await client.send_all(said)
+            assert await receive_exactly(client, len(said)) == said
+
+
 class ColdAdapter(PublisherAdapter):
     """What a read publishes goes to a queue that is behind."""
 
