@@ -37,7 +37,7 @@ from gateway.listener import Listener, format_address
 from gateway.outbox import Outboxes
 from gateway.peer_tls import PeerCertificates, connect, speaks_tls
 from gateway.readers import Readers
-from gateway.tls import HandshakeFailed, reason_of
+from gateway.tls import HandshakeFailed, Unverified, reason_of
 from protocols.peer.adapter import AcceptedAdapter, PeerAdapter
 from protocols.peer.adapter_feed import Feeds
 from protocols.peer.adapter_forwarding import ForwardingAdapter
@@ -380,16 +380,30 @@ async def probe(
     config: PeerConfig, me: PeerId, brokers: Mapping[int, str], certificates: PeerCertificates | None = None
 ) -> None:
     """Show the brokers ("host:port" by id) that this one knows their secret and speaks as they do, before it is one of
-    them. Whoever cannot be reached is not asked. Raises StartError.
+    them. Whoever cannot be reached is not asked, and whose certificate does not verify counts only where no other
+    broker answers: it is not this one that has to be mended then. Raises StartError.
     """
+    answered: list[int] = []
+    unverified: list[str] = []
     async with trio.open_nursery() as nursery:
         for broker, address in brokers.items():
-            nursery.start_soon(_probe_one, config, me, broker, address, certificates)
+            nursery.start_soon(_probe_one, config, me, broker, address, certificates, answered, unverified)
+    for reason in unverified:
+        if not answered:
+            raise StartError(reason)
+        log.warning("a broker has no valid certificate", reason=reason)
 
 
 async def _probe_one(
-    config: PeerConfig, me: PeerId, broker: int, address: str, certificates: PeerCertificates | None
+    config: PeerConfig,
+    me: PeerId,
+    broker: int,
+    address: str,
+    certificates: PeerCertificates | None,
+    answered: list[int],
+    unverified: list[str],
 ) -> None:
+    """Note who answers, and whose certificate does not verify. Raises StartError."""
     where = f"broker {broker} at {address}"
     with trio.move_on_after((config.dial_timeout_ms + config.handshake_timeout_ms) / 1000):
         try:
@@ -399,6 +413,9 @@ async def _probe_one(
         with trio.socket.from_stdlib_socket(plain) as sock:
             try:
                 tls = await certificates.secure(plain, address) if certificates is not None else None
+            except Unverified as error:
+                unverified.append(f"{where} takes no link: TLS: {error}")
+                return
             except HandshakeFailed as error:
                 raise StartError(f"{where} takes no link: TLS: {error}") from None
             loopback = tls is not None or is_loopback(format_address(sock.getpeername()))
@@ -425,6 +442,8 @@ async def _probe_one(
                 pass
             if link.clocks_apart is not None:
                 raise StartError(link.clocks_apart)
+            if link.peer is not None:
+                answered.append(broker)
 
 
 def _welcome(peer: PeerId) -> None:

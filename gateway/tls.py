@@ -50,6 +50,10 @@ class HandshakeFailed(Exception):
     """The peer speaks no TLS, none that we accept, shows a certificate that does not verify, or is too slow."""
 
 
+class Unverified(HandshakeFailed):
+    """It is the peer's certificate that does not verify."""
+
+
 class TlsReader:
     """The reading side of a socket with TLS, as the shell wants it: `recv` gives plaintext."""
 
@@ -360,7 +364,8 @@ async def handshake(
                 # The alert tells the peer, if it understands it at all.
                 await send_all(sock, tls.output())
                 await see_off(sock, False)
-                raise HandshakeFailed(reason_of(error)) from None
+                failed = Unverified if isinstance(error, ssl.SSLCertVerificationError) else HandshakeFailed
+                raise failed(reason_of(error)) from None
             except OSError as error:
                 raise HandshakeFailed(error.strerror or str(error)) from None
             if not await send_all(sock, tls.output()):

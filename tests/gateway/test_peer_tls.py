@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -31,9 +32,9 @@ class Authority:
         self.ca = str(directory / f"{name}.pem")
         self._ca.cert_pem.write_to_path(self.ca)
 
-    def issue(self, name: str, host: str = HOST) -> str:
+    def issue(self, name: str, host: str = HOST, *, ends: datetime | None = None) -> str:
         path = str(self._directory / f"{name}.pem")
-        self._ca.issue_cert(host).private_key_and_cert_chain_pem.write_to_path(path)
+        self._ca.issue_cert(host, not_after=ends).private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
 
@@ -124,6 +125,34 @@ async def test_brokers_with_certificates_are_a_cluster_without_a_secret(etcd: Et
         await wrong_host.stop()
         for broker in brokers.values():
             broker.scope.set()
+
+
+async def test_a_broker_starts_although_another_ones_certificate_has_expired(etcd: EtcdProcess, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    settings = {
+        number: member(etcd, tmp_path, number, PeerTls(cert=authority.issue(str(number)), ca=authority.ca))
+        for number in (1, 2, 3)
+    }
+    async with trio.open_nursery() as nursery:
+        brokers = {number: Running(found) for number, found in settings.items()}
+        for broker in brokers.values():
+            await nursery.start(broker.run)
+        authority.issue("3", ends=datetime(2020, 1, 1, tzinfo=UTC))
+        brokers[3].server.reload()
+        await brokers[1].stop()
+        brokers[1] = Running(settings[1])
+        with capture_logs() as said:
+            await nursery.start(brokers[1].run)
+        assert [line["reason"] for line in said if line["event"] == "a broker has no valid certificate"] == [
+            f"broker 3 at {HOST}:{brokers[3].server.ports['peer']} takes no link: TLS: CERTIFICATE_VERIFY_FAILED: "
+            "certificate has expired"
+        ]
+        await until(lambda: 2 in brokers[1].cluster.replicas.leaders)
+        # That of which the certificate has expired is refused by the others, or finds none that it may believe.
+        await brokers[3].stop()
+        assert "takes no link: TLS: SSLV3_ALERT_CERTIFICATE_EXPIRED" in await refused(settings[3])
+        for number in (1, 2):
+            brokers[number].scope.set()
 
 
 async def test_a_secret_counts_beside_certificates(etcd: EtcdProcess, tmp_path: Path) -> None:
