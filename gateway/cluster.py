@@ -12,7 +12,6 @@ directory of another cluster or broker, another secret than the others'.
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,10 +24,10 @@ from core_log.files import Files
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.store import MetadataStore
-from gateway.config import ClusterConfig, ConfigError, Tls, check_cluster
+from gateway.config import ClusterConfig, check_cluster
 from gateway.errors import StartError, first_error
+from gateway.etcd_tls import EtcdCertificates, etcd_certificates
 from gateway.listener import Listener
-from gateway.tls import problem
 from protocols.peers import is_loopback
 from routing.cluster.metadata.controller import Candidate
 from routing.cluster.metadata.elections import Elections
@@ -50,6 +49,8 @@ class Membership:
     members: Members
     candidate: Candidate
     elections: Elections
+    certificates: EtcdCertificates | None = None
+    """For etcd."""
     joined: bool = False
     """It was registered once."""
 
@@ -72,7 +73,9 @@ async def joining(
     except ImportError:
         raise StartError("a cluster needs the extra `cluster`: pip install 'millrace[cluster]'") from None
     check_cluster(config)
-    transport = HttpTransport([member.strip() for member in config.etcd.split(",")], _tls(config))
+    certificates = etcd_certificates(config)
+    terms = None if certificates is None else certificates.next_context
+    transport = HttpTransport([member.strip() for member in config.etcd.split(",")], terms)
     client = EtcdClient(transport, user=config.etcd_user, password=config.etcd_password)
     store = EtcdStore(client, b"/millrace/%s/" % config.name.encode())
     members = Members(
@@ -86,7 +89,7 @@ async def joining(
         accept_old_data=config.accept_old_data,
     )
     candidate = Candidate(store, members)
-    part = Membership(store, members, candidate, Elections(store, members, candidate))
+    part = Membership(store, members, candidate, Elections(store, members, candidate), certificates)
     refused = ""
     try:
         async with trio.open_nursery() as nursery:
@@ -160,21 +163,6 @@ async def _leave(members: Members) -> None:
         await members.leave()
     except MetadataUnavailable:
         pass  # the lease ends by itself
-
-
-def _tls(config: ClusterConfig) -> ssl.SSLContext | None:
-    if not config.etcd_ca:
-        if config.etcd_cert:
-            raise ConfigError("cluster.etcd_cert: needs cluster.etcd_ca")
-        return None
-    files = Tls(cert=config.etcd_cert, key=config.etcd_key, ca=config.etcd_ca)
-    try:
-        context = ssl.create_default_context(cafile=config.etcd_ca)
-        if config.etcd_cert:
-            context.load_cert_chain(config.etcd_cert, config.etcd_key or None)
-    except OSError as error:
-        raise StartError(f"the certificates for etcd cannot be used: {problem(files, error)}") from None
-    return context
 
 
 def _boot_id() -> str:

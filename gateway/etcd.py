@@ -7,7 +7,7 @@ event loop of their own.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,30 +16,51 @@ import msgspec
 
 from core_log.metadata.etcd_client import Unreachable
 from core_log.metadata.etcd_wire import EtcdError, parse_error
+from gateway.tls import reason_of
 
 _CONNECT_TIMEOUT_S = 2.0
 
 
 class HttpTransport:
-    """A `Transport` to members at "host:port"; close it with `aclose`. With `tls` they are spoken to over HTTPS."""
+    """A `Transport` to members at "host:port"; close it with `aclose`. With `tls` they are spoken to over HTTPS, on the
+    terms that it gives; once these are others, new connections are made.
+    """
 
-    def __init__(self, members: Sequence[str], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, members: Sequence[str], tls: Callable[[], ssl.SSLContext] | None = None) -> None:
         self.members = list(members)
         scheme = "http" if tls is None else "https"
-        self._transport = httpx.AsyncHTTPTransport(verify=tls if tls is not None else False, trust_env=False)
-        timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        self._client = httpx.AsyncClient(transport=self._transport, timeout=timeout, trust_env=False)
-        self._extensions = {"timeout": timeout.as_dict()}
+        self._tls = tls
+        self._timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+        self._extensions = {"timeout": self._timeout.as_dict()}
         self._urls = [f"{scheme}://{member}" for member in self.members]
+        self._former: list[httpx.AsyncClient] = []
+        """With connections on earlier terms; what they have under way goes on."""
+        self._connect(None if tls is None else tls())
+
+    def _connect(self, context: ssl.SSLContext | None) -> None:
+        self._context = context
+        self._transport = httpx.AsyncHTTPTransport(verify=context or False, trust_env=False)
+        self._client = httpx.AsyncClient(transport=self._transport, timeout=self._timeout, trust_env=False)
+
+    async def _on_terms(self) -> None:
+        """Make new connections if the terms are others now."""
+        if self._tls is None or self._tls() is self._context:
+            return
+        self._former.append(self._client)
+        self._connect(self._tls())
+        while len(self._former) > 1:
+            await self._former.pop(0).aclose()
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        for client in (*self._former, self._client):
+            await client.aclose()
 
     async def call(
         self, member: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Mapping[str, Any]:
         """One request. Raises Unreachable, EtcdError."""
+        await self._on_terms()
         # Without the client, which is made for much more: what is asked each second costs half of it.
         request = httpx.Request(
             "POST",
@@ -62,6 +83,7 @@ class HttpTransport:
         self, member: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:
         """A request that is answered line by line. Entering and iterating raise Unreachable, EtcdError."""
+        await self._on_terms()
         try:
             async with self._client.stream(
                 "POST", self._urls[member] + path, content=msgspec.json.encode(body), headers=dict(headers)
@@ -85,9 +107,17 @@ class HttpTransport:
 
     def _unreachable(self, member: int, error: httpx.TransportError) -> Unreachable:
         sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol)
-        return Unreachable(
-            f"etcd at {self.members[member]} cannot be reached: {error or type(error).__name__}", sent=sent
-        )
+        return Unreachable(f"etcd at {self.members[member]} cannot be reached: {_why(error)}", sent=sent)
+
+
+def _why(error: BaseException) -> str:
+    """What is wrong with a connection; httpx says nothing of what TLS found."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS: {reason_of(cause)}"
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
 
 
 def _decoded(data: bytes | str) -> Any:

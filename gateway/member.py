@@ -30,6 +30,7 @@ from gateway.outbox import Outboxes
 from gateway.peer_tls import PeerCertificates
 from gateway.peers import DOOR, MembersDirectory, Peers, probe
 from gateway.readers import Readers
+from gateway.tls import Terms
 from protocols.peer.connection import PeerId
 from routing.broker import Broker
 from routing.cluster.cluster import Cluster
@@ -39,6 +40,7 @@ from routing.cluster.metadata.standing import Standing
 logger = logging.getLogger(__name__)
 
 _RESIGN_TIMEOUT_S = 5.0
+_ETCD_RELOAD_MS = 5000
 
 
 class Member:
@@ -49,6 +51,9 @@ class Member:
     ) -> None:
         self.part = part
         self.certificates = certificates
+        watched = ((certificates, config.peer_tls.reload_interval_ms), (part.certificates, _ETCD_RELOAD_MS))
+        self.watched: dict[Terms, int] = {terms: interval for terms, interval in watched if terms is not None}
+        """Whose files are looked at, and how often (ms)."""
         self.listener = listener
         lag_s = config.cluster.replica_lag_time_max_ms / 1000
         replication = ReplicationConfig(replica_lag_time_max_s=lag_s)

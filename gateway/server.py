@@ -96,8 +96,8 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
             shell.publishers_blocked(broker.blocked)
             nursery.start_soon(outboxes.run, broker.end_turn)
             in_use: dict[Terms, int] = dict.fromkeys(terms.values(), config.tls.reload_interval_ms)
-            if member is not None and member.certificates is not None:
-                in_use[member.certificates] = config.peer_tls.reload_interval_ms
+            if member is not None:
+                in_use |= member.watched
             for watched, interval_ms in in_use.items():
                 nursery.start_soon(_watch, watched, interval_ms)
             authenticate = authenticator(broker.rights)

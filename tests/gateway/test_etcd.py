@@ -21,9 +21,11 @@ from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.etcd_wire import EtcdError
 from core_log.metadata.store import Guard
 from gateway import etcd_process
+from gateway.config import ClusterConfig
 from gateway.errors import StartError
 from gateway.etcd import HttpTransport
 from gateway.etcd_process import EtcdProcess, find_etcd, running_etcd, start_etcd
+from gateway.etcd_tls import etcd_certificates
 from gateway.free_ports import free_ports
 
 
@@ -150,46 +152,96 @@ def _wrong(transport: HttpTransport) -> EtcdClient:
     return EtcdClient(transport, user="root", password="wrong")
 
 
-async def test_tls_with_client_certificates(etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority = trustme.CA()
-    certificate, of_client = authority.issue_cert("127.0.0.1"), authority.issue_cert("client")
-    (tmp_path / "cert").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-    (tmp_path / "key").write_bytes(certificate.private_key_pem.bytes())
-    authority.cert_pem.write_to_path(str(tmp_path / "ca"))
-    client_port, peer_port = free_ports(2)
+FILES = {"ca": "ca", "cert": "client-cert", "key": "client-key"}
+
+
+async def tls_etcd(directory: Path, client_port: int, peer_port: int) -> subprocess.Popen[bytes]:
+    """An etcd that shows the files there, and asks for certificates."""
     program = find_etcd()
     assert program is not None
     url, peer = f"https://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
     arguments: list[Any] = [
-        program, "--data-dir", tmp_path / "data", "--log-level", "error",
+        program, "--data-dir", directory / "data", "--log-level", "error",
         "--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer,
         "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-        "--cert-file", tmp_path / "cert", "--key-file", tmp_path / "key",
-        "--trusted-ca-file", tmp_path / "ca", "--client-cert-auth",
+        "--cert-file", directory / "cert", "--key-file", directory / "key",
+        "--trusted-ca-file", directory / "ca", "--client-cert-auth",
     ]  # fmt: skip
-    process = await trio.to_thread.run_sync(lambda: subprocess.Popen(arguments, stderr=subprocess.DEVNULL))
+    return await trio.to_thread.run_sync(lambda: subprocess.Popen(arguments, stderr=subprocess.DEVNULL))
+
+
+def issued(directory: Path, authority: trustme.CA) -> None:
+    """The files of such an etcd, and of a client."""
+    for name, host in (("", "127.0.0.1"), ("client-", "client")):
+        found = authority.issue_cert(host)
+        (directory / f"{name}cert").write_bytes(b"".join(blob.bytes() for blob in found.cert_chain_pems))
+        (directory / f"{name}key").write_bytes(found.private_key_pem.bytes())
+    authority.cert_pem.write_to_path(str(directory / "ca"))
+
+
+async def answered(transport: HttpTransport) -> None:
+    """Wait until it is."""
+    with trio.fail_after(20):
+        while True:
+            try:
+                await transport.call(0, "/v3/kv/range", {"key": _text(b"k")}, {})
+                return
+            except (Unreachable, EtcdError):
+                await trio.sleep(0.05)
+
+
+async def test_certificates_that_were_replaced_are_used(etcd: EtcdProcess, tmp_path: Path) -> None:
+    issued(tmp_path, trustme.CA())
+    names = {f"etcd_{setting}": str(tmp_path / file) for setting, file in FILES.items()}
+    certificates = etcd_certificates(ClusterConfig(**names))  # type: ignore[arg-type]
+    assert certificates is not None
+    ports = free_ports(2)
+    transport = HttpTransport([f"127.0.0.1:{ports[0]}"], certificates.next_context)
+    process = await tls_etcd(tmp_path, *ports)
+    try:
+        await answered(transport)
+        issued(tmp_path, trustme.CA())
+        etcd_process._stop(process)
+        process = await tls_etcd(tmp_path, *ports)
+        said = ""
+        with trio.fail_after(20):
+            while "TLS: CERTIFICATE_VERIFY_FAILED: " not in said:
+                try:
+                    await transport.call(0, "/v3/kv/range", {"key": _text(b"k")}, {})
+                except Unreachable as error:
+                    said = str(error)
+        certificates.check()
+        await answered(transport)
+        (tmp_path / "ca").write_text("no certificate")
+        certificates.check()
+        await answered(transport)
+    finally:
+        etcd_process._stop(process)
+        await transport.aclose()
+
+
+async def test_tls_with_client_certificates(etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    issued(tmp_path, authority)
+    of_client = authority.issue_cert("client")
+    client_port, peer_port = free_ports(2)
+    process = await tls_etcd(tmp_path, client_port, peer_port)
     try:
         address = f"127.0.0.1:{client_port}"
         tls = ssl.create_default_context()
         authority.configure_trust(tls)
-        stranger = HttpTransport([address], tls)
+        stranger = HttpTransport([address], lambda: tls)
         known = ssl.create_default_context()
         authority.configure_trust(known)
         of_client.configure_cert(known)
-        transport = HttpTransport([address], known)
+        transport = HttpTransport([address], lambda: known)
         store = EtcdStore(EtcdClient(transport), b"/tls/")
-        with trio.fail_after(20):
-            while True:
-                try:
-                    await transport.call(0, "/v3/kv/range", {"key": _text(b"k")}, {})
-                    break
-                except (Unreachable, EtcdError):
-                    await trio.sleep(0.05)
+        await answered(transport)
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             await store.change([], [(b"k", b"")])
             nursery.cancel_scope.cancel()
-        for wrong in (stranger, HttpTransport([address], ssl.create_default_context()), HttpTransport([address])):
+        for wrong in (stranger, HttpTransport([address], ssl.create_default_context), HttpTransport([address])):
             with pytest.raises((Unreachable, EtcdError)):
                 await wrong.call(0, "/v3/kv/range", {"key": _text(b"k")}, {})
             await wrong.aclose()

@@ -1,0 +1,46 @@
+"""What etcd is shown and verified with, read again when the files have changed: new connections are made with that."""
+
+from __future__ import annotations
+
+import ssl
+
+from gateway.config import ClusterConfig, ConfigError, Tls
+from gateway.tls import Terms, TlsLayer, problem
+
+
+class EtcdCertificates(Terms):
+    """`context` is for connections to etcd; see `Terms`."""
+
+    _what = "certificates for etcd"
+    context: ssl.SSLContext
+
+    def _load(self) -> None:
+        config = self._config
+        context = ssl.create_default_context(cafile=config.ca)
+        if config.cert:
+            context.load_cert_chain(config.cert, config.key or None)
+        self.context = context
+
+    def _files(self) -> list[str]:
+        return [path for path in (self._config.cert, self._config.key, self._config.ca) if path]
+
+    def _problem(self, error: Exception) -> str:
+        return problem(self._config, error)
+
+    def next_context(self) -> ssl.SSLContext:
+        """That of all connections, until the files change."""
+        return self.context
+
+    def peer_name(self, tls: TlsLayer) -> str | None:
+        """Nobody logs in here."""
+        return None
+
+
+def etcd_certificates(config: ClusterConfig) -> EtcdCertificates | None:
+    """What the configuration names; None where etcd speaks no TLS. Raises ConfigError, StartError."""
+    if not config.etcd_ca:
+        if config.etcd_cert:
+            raise ConfigError("cluster.etcd_cert: needs cluster.etcd_ca")
+        return None
+    files = Tls(cert=config.etcd_cert, key=config.etcd_key, ca=config.etcd_ca)
+    return EtcdCertificates(files, section="the certificates for etcd cannot be used")
