@@ -5,14 +5,13 @@ from __future__ import annotations
 import ssl
 
 from gateway.config import ClusterConfig, ConfigError, Tls
-from gateway.tls import Terms, TlsLayer, problem
+from gateway.tls import Certificates
 
 
-class EtcdCertificates(Terms):
+class EtcdCertificates(Certificates):
     """`context` is for connections to etcd; see `Terms`."""
 
     _what = "certificates for etcd"
-    context: ssl.SSLContext
 
     def _load(self) -> None:
         config = self._config
@@ -20,20 +19,6 @@ class EtcdCertificates(Terms):
         if config.cert:
             context.load_cert_chain(config.cert, config.key or None)
         self.context = context
-
-    def _files(self) -> list[str]:
-        return [path for path in (self._config.cert, self._config.key, self._config.ca) if path]
-
-    def _problem(self, error: Exception) -> str:
-        return problem(self._config, error)
-
-    def next_context(self) -> ssl.SSLContext:
-        """That of all connections, until the files change."""
-        return self.context
-
-    def peer_name(self, tls: TlsLayer) -> str | None:
-        """Nobody logs in here."""
-        return None
 
 
 def etcd_certificates(config: ClusterConfig) -> EtcdCertificates | None:
