@@ -3,8 +3,9 @@
 1. What is known is worked out when the first batch of such a producer comes, from the file of last time and the batches
    behind what that speaks of; and again when the log has another epoch: others may have led it meanwhile.
 2. A log of one broker that has no file never had such a batch: the file is there before the first one is appended.
-3. The file is written again when a segment is full, so that no more than one has to be read, and at a clean stop. One
-   that speaks of what was cut off since is not believed; an older one, which a crash brings back, costs reading.
+3. The file is written again when a segment is full, so that no more than one has to be read, and at a clean stop if
+   it lacks more than is read in no time. One that speaks of what was cut off since is not believed; an older one, which
+   a crash brings back, costs reading.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
 _UNKNOWN = -1
 _AT_ONCE = 8
+_READ_AGAIN_BYTES = 64 << 10
 FORGOTTEN_MS = 24 * 3600 * 1000
 """A producer that sends nothing for so long is forgotten."""
 
@@ -43,7 +45,8 @@ class Producers:
         self._states = ProducerStates()
         self._epoch = _UNKNOWN
         self._segment = _UNKNOWN
-        """The base of the segment that was the last one when the file was written."""
+        """The base of the segment that was the last one when the file was written, and how far that went."""
+        self._position = 0
         self._loading = trio.Lock()
 
     @property
@@ -109,7 +112,7 @@ class Producers:
 
     async def _write(self) -> None:
         log = self._log
-        self._segment = log.segments[-1].base_offset
+        self._segment, self._position = log.segments[-1].base_offset, log.segments[-1].size
         content = self._states.encode(log.epochs.latest)
         await trio.to_thread.run_sync(partial(checkpoint.save, log.files, self._path, content, sync_name=False))
 
@@ -123,8 +126,10 @@ class Producers:
         return self._epoch == self._log.leader_epoch and not self._log.closed
 
     async def save(self) -> None:
-        """Write the file, if anything is known. What cannot be written is logged."""
-        if not self._knows:
+        """Write the file, if it lacks more than is read in no time. What cannot be written is logged."""
+        last = self._log.segments[-1]
+        is_short = last.base_offset == self._segment and last.size - self._position <= _READ_AGAIN_BYTES
+        if is_short or not self._knows:
             return
         self._states.forget(wall_clock_ms() - FORGOTTEN_MS)
         self._states.offset = max(self._states.offset, self._log.written_offset)
