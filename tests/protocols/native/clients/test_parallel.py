@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,25 @@ async def test_a_member_without_an_event_loop() -> None:
             assert [lag.lag for lag in await client.lag("g")] == [0, 0]
 
 
+def signal_main_thread(number: signal.Signals) -> None:
+    """When it sleeps: one that has let the interpreter go, and does not sleep yet, hears of it when it is woken."""
+    state = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt: not so by itself where whoever started the tests ignores it, as a shell does for
+    what it runs in the background.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_member_that_is_interrupted_has_ended_and_lost_nothing(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", doors=("native",)) as broker:
         server = f"127.0.0.1:{broker.native_port}"
@@ -253,7 +272,7 @@ def test_a_member_that_is_interrupted_has_ended_and_lost_nothing(tmp_path: Path)
         def handle(record: ConsumerRecord) -> None:
             done.append(record.offset)
             if len(done) == 5:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal_main_thread(signal.SIGINT)
 
         class Interrupting(ConsumerInterceptor):
             armed = False
@@ -261,7 +280,7 @@ def test_a_member_that_is_interrupted_has_ended_and_lost_nothing(tmp_path: Path)
             def on_consume(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
                 if self.armed:
                     self.armed = False
-                    os.kill(os.getpid(), signal.SIGINT)
+                    signal_main_thread(signal.SIGINT)
                 return records
 
         interceptor = Interrupting()
@@ -289,7 +308,7 @@ def test_a_call_that_a_signals_handler_ends_has_ended(tmp_path: Path) -> None:
     def interrupt(consumer: BlockingGroupConsumer) -> None:
         while not waits(consumer):
             pass
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal_main_thread(signal.SIGUSR1)
 
     def waits(consumer: BlockingGroupConsumer) -> bool:
         return consumer._call_sync(lambda: consumer._consumer._waiting)
