@@ -331,9 +331,8 @@ class KafkaAdapter:
         call = Call(version, client_id, waiting.answer)
         if key == _PRODUCE:
             self.published = True
-            self.unread_while_blocked = (
-                request.acks == adapter_00_produce.NONE
-            )  # who would not be told that it is refused
+            # Who would not be told that it is refused:
+            self.unread_while_blocked = request.acks == adapter_00_produce.NONE
         try:
             reply = await served.handler(self.door, call, request)
         except ENGINE_ERRORS as error:

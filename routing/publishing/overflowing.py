@@ -51,7 +51,7 @@ def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, con
     `Route.deliver`.
     """
     count = len(slab.bodies)
-    fullest = route.fullest(slab.bodies)
+    fullest = route.fullest(slab.bodies) if room < count else None
     confirms = session.confirms
     targets: list[Target] = []
     if room:
@@ -59,7 +59,7 @@ def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, con
         targets = put(route, fitting, session.broker.clock.now_ms)
         if confirm:
             confirms.require(fitting, targets, asks=route.asks, behind=count - room)
-    if room < count:
+    if fullest is not None:
         targets = targets + deliver_refused(route, slab.part(room, count), fullest)
     if confirm:
         confirms.refuse(count - room, LimitExceeded("a queue is full"))
