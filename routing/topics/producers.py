@@ -127,9 +127,10 @@ class Producers:
 
     async def save(self) -> None:
         """Write the file, if it lacks more than is read in no time. What cannot be written is logged."""
+        if not self._knows:
+            return
         last = self._log.segments[-1]
-        is_short = last.base_offset == self._segment and last.size - self._position <= _READ_AGAIN_BYTES
-        if is_short or not self._knows:
+        if last.base_offset == self._segment and last.size - self._position <= _READ_AGAIN_BYTES:
             return
         self._states.forget(wall_clock_ms() - FORGOTTEN_MS)
         self._states.offset = max(self._states.offset, self._log.written_offset)
