@@ -328,7 +328,7 @@ async def test_what_is_decided_a_queue_takes_that_was_filled_meanwhile() -> None
         files.hook = wait
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.session.commit)
-            await running.until(writes.is_set)
+            assert await trio.to_thread.run_sync(writes.wait, 10)
             running.client().publish("full", 1, 2)
             running.turn()
             filled.set()
