@@ -255,7 +255,7 @@ def bytes_after(log: ReplicaLog, offset: int) -> int:
 
 
 def _some(logs: Sequence[str], called: Callable[[str], str]) -> str:
-    return ", ".join(map(called, logs[:_NAMED_MAX])) + (" ..." if len(logs) > _NAMED_MAX else "")
+    return ", ".join(sorted(map(called, logs))[:_NAMED_MAX]) + (" ..." if len(logs) > _NAMED_MAX else "")
 
 
 def factor_of(state: LogState) -> int:
