@@ -68,13 +68,19 @@ def read_batches(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> l
 
     Raises OffsetOutOfRange, CorruptBatch, OSError.
     """
+    cuts = log.cuts
     for _ in range(_ATTEMPTS):
         try:
             return _read(log, offset, max_bytes, limit)
         except FileNotFoundError as error:
             if offset < log.log_start_offset:
                 raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset) from None
+            gone: Exception = error
+        except CorruptBatch as error:
             gone = error
+            break
+    if not (log.closed or log.truncating) and log.cuts == cuts:
+        log.unreadable = True
     raise gone
 
 

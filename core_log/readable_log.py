@@ -6,6 +6,7 @@ Offsets may have gaps. Where it says `before` or `end`, the offset itself is exc
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from operator import attrgetter
 
 from core_log import cold_reader
@@ -31,7 +32,19 @@ class ReadableLog:
     written_offset: int
     log_end_offset: int
     segments: list[Segment]
+    closed: bool
+    truncating: bool
+    cuts: int
+    unreadable = False
+    """A read found something else in its files than what was written, or nothing."""
+    may_hand_over: Callable[[], bool] | None = None
+    """Whether this broker leads it and somebody else could."""
     _tail: TailCache
+
+    @property
+    def is_whole_elsewhere(self) -> bool:
+        """It cannot be read here, but by somebody who will lead it instead."""
+        return self.unreadable and self.may_hand_over is not None and self.may_hand_over()
 
     def _check_offset(self, offset: int) -> None:
         if not self.log_start_offset <= offset <= self.log_end_offset:

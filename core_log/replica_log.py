@@ -229,4 +229,4 @@ class ReplicaLog(PartitionLog):
         self.epochs.entries.clear()
         self.high_watermark = self.committed_offset = cut.next_offset
         self.shorten(cut)
-        self.damaged = False
+        self.damaged = self.unreadable = False

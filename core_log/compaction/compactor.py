@@ -149,6 +149,7 @@ async def compact(
                 return None
     except (CorruptBatch, FileNotFoundError):
         if log.cuts == cuts and log.log_start_offset == start and not log.closed:
+            log.unreadable = True
             raise
         return None
     if log.cuts != cuts or log.closed:

@@ -35,10 +35,10 @@ def _with_leader(log: str, state: LogState, here: Members, brokers: dict[int, Br
         eligible = tuple(member for member in state.elr if is_here(log, member, brokers))
         if not eligible:
             return _uncleanly(log, state, brokers)
-        chosen = best(state, eligible, brokers)
+        chosen = best(log, state, eligible, brokers)
         state = state.with_isr(tuple(m for m in eligible if m[0] == chosen), state.isr + state.elr)
     else:
-        chosen = best(state, here, brokers)
+        chosen = best(log, state, here, brokers)
     return state.led_by(chosen, brokers[chosen].epoch)
 
 
@@ -51,16 +51,16 @@ def _uncleanly(log: str, state: LogState, brokers: dict[int, BrokerState]) -> Lo
     if not (state.unclean and able):
         return state.led_by_nobody()
     whole = tuple(member for member in able if log not in brokers[member[0]].lost)
-    chosen = best(state, whole or tuple(able), brokers)
+    chosen = best(log, state, whole or tuple(able), brokers)
     return state.led_uncleanly_by(chosen, brokers[chosen].epoch)
 
 
-def best(state: LogState, eligible: Members, brokers: dict[int, BrokerState]) -> int:
+def best(log: str, state: LogState, eligible: Members, brokers: dict[int, BrokerState]) -> int:
     """Whom to take: who can work, first; of these the one that stands first among the replicas."""
 
-    def rank(member: tuple[int, int]) -> tuple[bool, bool, int]:
+    def rank(member: tuple[int, int]) -> tuple[bool, bool, bool, int]:
         broker = brokers[member[0]]
         place = state.replicas.index(member[0]) if member[0] in state.replicas else len(state.replicas)
-        return broker.refusing, broker.draining, place
+        return broker.refusing, log in broker.unreadable, broker.draining, place
 
     return min(eligible, key=rank)[0]

@@ -428,7 +428,7 @@ class Leader:
         found, progress, epoch = brokers.get(broker), self.followers.get(broker), dict(self.state.isr).get(broker)
         if progress is None or found is None or epoch is None or found.epoch != progress.epoch:
             return None
-        if found.refusing or found.draining or progress.refusing:
+        if found.refusing or found.draining or self.name in found.unreadable or progress.refusing:
             return None
         if epoch != found.epoch and self.name in found.lost:
             return None

@@ -2,8 +2,8 @@
 
 1. A leader is asked (`transfer`), never replaced while it lives; it says no by taking the wish back. Only a member of
    the ISR that can work is named.
-2. A leader that drains, or that is not among the replicas that the log shall have, is to go. Else the first replica is
-   to lead, if it can.
+2. A leader that drains, that finds its files of the log damaged, or that is not among the replicas that the log shall
+   have, is to go. Else the first replica is to lead, if it can.
 3. Replicas move by copy, join, switch, drop: the old ones go when all new ones are in sync and one of them leads. Fewer
    than the minimum never remain.
 4. A few leaders are asked at a time, each log not again for a while; who leads well enough only when the first replica
@@ -22,15 +22,17 @@ from core_log.replication.state import Brokers, LogState, is_trusted
 def may_lead(log: str, state: LogState, broker: int, brokers: Brokers) -> bool:
     """Whether a broker has all of a log and can work."""
     epoch, found = dict(state.isr).get(broker), brokers.get(broker)
-    if epoch is None or found is None or found.refusing or found.draining:
+    if epoch is None or found is None or found.refusing or found.draining or log in found.unreadable:
         return False
     return is_trusted(log, (broker, epoch), brokers)
 
 
-def must_go(state: LogState, brokers: Brokers) -> bool:
+def must_go(log: str, state: LogState, brokers: Brokers) -> bool:
     """Whether the leader shall not be the leader any longer."""
     leader = brokers.get(state.leader) if state.leader is not None else None
-    return leader is not None and (leader.draining or (state.leader not in wanted(state) and has_joined(state)))
+    if leader is None:
+        return False
+    return leader.draining or log in leader.unreadable or (state.leader not in wanted(state) and has_joined(state))
 
 
 def successor(log: str, state: LogState, brokers: Brokers) -> int | None:
@@ -110,7 +112,7 @@ class Mover:
         found: dict[str, LogState] = {}
         under_way = sum(state.transfer is not None for state in logs.values())
         for log, state in logs.items():
-            if self._is_fine(state, brokers):
+            if self._is_fine(log, state, brokers):
                 if self._preferred_since_s:
                     self._preferred_since_s.pop(log, None)
                 continue
@@ -130,17 +132,17 @@ class Mover:
         return found
 
     @staticmethod
-    def _is_fine(state: LogState, brokers: Brokers) -> bool:
+    def _is_fine(log: str, state: LogState, brokers: Brokers) -> bool:
         """As nearly all are nearly always."""
         leader = brokers.get(state.leader) if state.leader is not None else None
         if state.target is not None or state.transfer is not None or leader is None or leader.draining:
             return False
-        return state.leader == state.replicas[0]
+        return state.leader == state.replicas[0] and log not in leader.unreadable
 
     def _to_lead(self, log: str, state: LogState, brokers: Brokers, now_s: float) -> int | None:
         if now_s - self._asked_s.get(log, -self.config.ask_again_s) < self.config.ask_again_s:
             return None
-        if must_go(state, brokers):
+        if must_go(log, state, brokers):
             return successor(log, state, brokers)
         first = preferred(log, state, brokers)
         if first is None:

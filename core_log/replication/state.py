@@ -128,6 +128,8 @@ class BrokerState(NamedTuple):
     """It shall lead nothing, as far as others can: to go, or for lack of room on its disk."""
     unopened: Collection[str] = ()
     """Logs of which it has a replica that it could not open."""
+    unreadable: Collection[str] = ()
+    """Logs of which its files are damaged: others shall lead them, as far as they can."""
 
 
 Brokers = Mapping[int, BrokerState]

@@ -71,6 +71,7 @@ def _described(broker_id: int, record: BrokerRecord | None) -> dict[str, Any]:
         "unreachable": list(found.unreachable),
         "lost": list(found.lost),
         "unopened": list(found.unopened),
+        "unreadable": list(found.unreadable),
     }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from core_log.metadata.store import LeasedStore, MetadataEntry
 from core_log.replica_log import ReplicaLog
 from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
+from core_log.replication.moves import successor
 from core_log.replication.replica import Replica
 from core_log.replication.state import LOGS, LogState
 from routing.cluster.metadata.counters import Counters
@@ -148,6 +150,7 @@ class Cluster:
             high_watermark=watermark,
             on_damage=lambda: self._trust.note(damaged),
         )
+        log.may_hand_over = partial(self.may_hand_over, name)
         replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
         lost = self._trust.is_lost(name, synced=synced)
         if lost or watermark > log.log_end_offset or replica.lost:
@@ -168,6 +171,18 @@ class Cluster:
     def unopened(self) -> list[str]:
         """Logs that have a replica here which could not be opened: nobody knows whether they are lost."""
         return [name for name in self._unopened if self.is_replica(name)]
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Logs of which the files here were found damaged."""
+        return [name for name, replica in self.replicas.by_name.items() if replica.log.unreadable]
+
+    def may_hand_over(self, name: str) -> bool:
+        """Whether this broker leads a log that somebody else could lead."""
+        state = self.state_of(name)
+        if state is None or self.role_of(name) is None:
+            return False
+        return successor(name, state, broker_states(self.members.brokers.values())) is not None
 
     def begun(self) -> None:
         """All logs are open that can be: what is lost is written down, and the broker may register. Raises OSError."""

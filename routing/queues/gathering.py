@@ -38,7 +38,9 @@ def load(queue: Queue, first: int, count: int) -> None:
 
 
 def skip_unreadable(queue: Queue, offset: int) -> None:
-    """Give up on a message that the log does not hold any more."""
+    """Give up on a message that the log does not hold any more; who may not lead it now gives nothing up."""
+    if queue.partition.suspended:
+        return
     first, count, _ = queue.head()
     if queue.groups is not None and queue.groups.give_up(offset):
         pass

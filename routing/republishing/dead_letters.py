@@ -281,7 +281,7 @@ class DeadLetters:
             if store.find(offset) is None:
                 await store.load_now(offset, queue)
             waiting.asleep = False
-            if store.find(offset) is None and not queue.deleted:
+            if store.find(offset) is None and not (queue.deleted or queue.partition.suspended):
                 logger.error("offset %d of queue %s cannot be read: its dead letter is lost", offset, queue.name)
                 del waiting.offsets[waiting.offsets.index(offset, waiting.start)]
                 queue.settle_offsets([offset])

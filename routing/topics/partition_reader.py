@@ -228,6 +228,9 @@ class PartitionReader:
                 if log is not self.log:
                     continue  # there is another one now
                 logger.error("cannot read %s at %d: %s", log.directory, offset, problem)
+                if log.is_whole_elsewhere:
+                    await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
+                    continue
                 error = problem
                 break
             except OSError as problem:

@@ -62,6 +62,7 @@ def broker_states(brokers: Iterable[Broker]) -> dict[int, BrokerState]:
             broker.record.refusing,
             broker.draining or broker.record.low_on_disk,
             broker.record.unopened,
+            broker.record.unreadable,
         )
         for broker in brokers
     }

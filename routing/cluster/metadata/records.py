@@ -73,6 +73,8 @@ class BrokerRecord(msgspec.Struct, frozen=True):
     """Logs of which it may lack what it had reported."""
     unopened: tuple[str, ...] = ()
     """Logs of which it has a replica that it could not open, which it tries again."""
+    unreadable: tuple[str, ...] = ()
+    """Logs of which it has found its files damaged."""
     unreachable: tuple[int, ...] = ()
     """Brokers to which it has had no link for a second."""
     refusing: bool = False

@@ -1,5 +1,5 @@
-"""What this broker says of itself to the controller, kept true: `lost`, `unopened`, `refusing`, `low_on_disk` and
-`unreachable` of its record.
+"""What this broker says of itself to the controller, kept true: `lost`, `unopened`, `unreadable`, `refusing`,
+`low_on_disk` and `unreachable` of its record.
 
 A broker to which there has been no link for `UNREACHABLE_S` is unreachable; `refusing` is one that some disk of a
 replica refuses, one that is low on disk has its publishers wait for room. What cannot be said now, because etcd is
@@ -45,6 +45,7 @@ class Standing:
             await cluster.members.update(
                 lost=tuple(sorted(lost)),
                 unopened=tuple(sorted(cluster.unopened)),
+                unreadable=tuple(sorted(cluster.unreadable)),
                 refusing=self._refusing(),
                 low_on_disk=cluster.is_low_on_disk(),
                 unreachable=tuple(unreachable),

@@ -130,7 +130,9 @@ class ColdChunks:
             queue.wake()
 
     async def read(self, offset: int) -> ColdChunk:
-        """What the log holds from `offset` on, as much as is read at once; waits while the disk refuses."""
+        """What the log holds from `offset` on, as much as is read at once; waits while the disk refuses, and where the
+        files are damaged until somebody leads who has the messages.
+        """
         log = self._log
         while True:
             try:
@@ -139,7 +141,9 @@ class ColdChunks:
                 return self._decode(offset, batches)
             except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
                 logger.error("cannot read %s at offset %d: %s", log.directory, offset, error)
-                return ColdChunk(offset, offset + 1, [])
+                if not log.is_whole_elsewhere:
+                    return ColdChunk(offset, offset + 1, [])
+                await trio.sleep(self._config.flush_retry_interval_ms / 1000)
             except OSError as error:
                 # Not lost: the disk may recover, as it may for writes.
                 logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, error)

@@ -60,6 +60,11 @@ CASES = [
     # whoever cannot work leads only if nobody else can
     (state(ALL), {2: BrokerState(20, draining=True), 3: B3}, (3, 6, ((2, 20), (3, 30)), ())),
     (state(ALL), {2: BrokerState(20, refusing=True), 3: BrokerState(30, draining=True)}, (3, 6, ALL[1:], ())),
+    # as does who has found its files damaged; it is asked to go, not dismissed (`moves.py`)
+    (state(ALL), {2: BrokerState(20, unreadable=["x"]), 3: BrokerState(30, draining=True)}, (3, 6, ALL[1:], ())),
+    (state(ALL), {2: BrokerState(20, unreadable=["y"]), 3: B3}, (2, 6, ALL[1:], ())),
+    (state(ALL), {1: BrokerState(10, unreadable=["x"]), 2: B2, 3: B3}, None),
+    (state(((1, 10),)), {1: BrokerState(11, unreadable=["x"])}, (1, 6, ((1, 10),), ())),
 ]
 
 

@@ -31,6 +31,7 @@ def test_who_leads_instead_of_a_leader_that_drains() -> None:
     assert successor("x", state(), B | {2: BrokerState(20, refusing=True)}) == 3
     assert successor("x", state(isr=ALL[:2]), B | {2: DRAINING}) is None, "who is not in sync leads nothing"
     assert successor("x", state(), B | {2: BrokerState(21, ("x",))}) == 3, "it has lost the log"
+    assert successor("x", state(), B | {2: BrokerState(20, unreadable=("x",))}) == 3, "its files are damaged"
     assert successor("x", state(target=(3, 2)), B) == 3
     assert successor("x", state(leader=None), {}) is None
 
@@ -39,6 +40,7 @@ def test_the_first_replica_is_preferred_when_it_can_lead() -> None:
     assert preferred("x", state(), B) is None
     assert preferred("x", state(leader=2), B) == 1
     assert preferred("x", state(leader=2), B | {1: DRAINING}) is None
+    assert preferred("x", state(leader=2), B | {1: BrokerState(10, unreadable=("x",))}) is None
     assert preferred("x", state(leader=2, isr=ALL[1:]), B) is None
     assert preferred("x", state(leader=2, target=(3, 2, 4)), B) is None, "it is not there yet"
     assert preferred("x", state(leader=None), B) is None
@@ -64,6 +66,12 @@ def test_a_few_leaders_are_asked_at_a_time_and_none_again_at_once() -> None:
     assert mover.due(logs, B | {1: BrokerState(10, refusing=True)}, 8.9) == {}
     assert mover.due(logs, B, 9.0) == {}, "it could not between"
     assert list(mover.due(logs, B, 14.0)) == ["x0", "y"]
+
+
+def test_a_leader_whose_files_are_damaged_hands_over_that_log_alone() -> None:
+    brokers = B | {1: BrokerState(10, unreadable=("x",))}
+    assert Mover(MoveConfig()).due({"x": state(), "y": state()}, brokers, 0.0) == {"x": state(transfer=2)}
+    assert Mover(MoveConfig()).due({"x": state(isr=ALL[:1])}, brokers, 0.0) == {}, "nobody else has it"
 
 
 def test_replicas_switch_when_all_new_ones_are_in_sync_and_one_leads() -> None:
