@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 
-from core_log import key_index
+from core_log import key_index, threads
 from core_log.batch_header import HEADER_BYTES, parse_header
 from core_log.containing import LOOKED_BYTES_MAX, Groups, containing
 from core_log.errors import CorruptBatch, OffsetOutOfRange
@@ -60,7 +60,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     except LookupError:
         limiter = trio.CapacityLimiter(THREADS_MAX)
         _limiter.set(limiter)
-    return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
+    return await threads.in_thread(work, limiter=limiter, abandon_on_cancel=True)
 
 
 def read_batches(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:

@@ -18,7 +18,8 @@
 8. Who reads from clients does so in rounds (`begin_round`): logs that are enlisted meanwhile are looked at when the
    round is over, without a task that has to be woken.
 9. What closes full segments aside (`closing.py`) has a thread of its own, one for all logs: it may take a second.
-10. At the end logs are closed side by side (`close`): one after the other takes ms each, and there may be thousands.
+10. Where the system has no thread left, those that are there do it all; without any the event loop waits for the disk.
+11. At the end logs are closed side by side (`close`): one after the other takes ms each, and there may be thousands.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,6 +40,7 @@ from core_log.flush_job import FlushJob, execute
 from core_log.kernel_sync import KernelSync
 from core_log.replacement import Replacement
 from core_log.tail_cache import TailBudget
+from core_log.threads import in_thread
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -203,18 +205,33 @@ class LogFlusher:
             return
         self._under_way += 1
         if self._under_way > self._threads and self._threads < THREADS_MAX:
-            self._threads += 1
-            self._begin_thread(self._jobs, "log-flusher")
-        self._jobs.put(job)
+            self._threads += self._begin_thread(self._jobs, "log-flusher")
+        if self._threads:
+            self._jobs.put(job)
+        else:
+            self._do_without_thread(job)
 
-    def _begin_thread(self, jobs: queue.SimpleQueue[FlushJob | None], name: str) -> None:
-        threading.Thread(target=self._work, args=(jobs, self._token), name=name, daemon=True).start()
+    def _begin_thread(self, jobs: queue.SimpleQueue[FlushJob | None], name: str) -> bool:
+        """Whether the system had one more."""
+        try:
+            threading.Thread(target=self._work, args=(jobs, self._token), name=name, daemon=True).start()
+        except RuntimeError:
+            return False
+        return True
+
+    def _do_without_thread(self, job: FlushJob) -> None:
+        self.execute(job)
+        self._finished.append(job)
+        self._wake()
 
     def _close_aside(self, job: FlushJob) -> None:
-        if self._closings is None:
-            self._closings = queue.SimpleQueue()
-            self._begin_thread(self._closings, "log-closer")
         self._under_way += 1
+        if self._closings is None:
+            closings: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
+            if not self._begin_thread(closings, "log-closer"):
+                self._do_without_thread(job)
+                return
+            self._closings = closings
         self._closings.put(job)
 
     def _do_here(self, job: FlushJob) -> bool:
@@ -377,7 +394,7 @@ class LogFlusher:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what blocks in a thread of its own; whoever is cancelled waits for it all the same."""
-        return await trio.to_thread.run_sync(work)
+        return await in_thread(work)
 
     async def drain(self, log: PartitionLog) -> None:
         """Wait until everything appended to `log` so far is written and nothing is under way, or its disk refuses."""
@@ -466,6 +483,18 @@ class LogFlusher:
             log.close()  # what is left: what listeners appended, and what the disk refused
 
     def _execute_all(self, jobs: Sequence[FlushJob]) -> None:
-        with ThreadPoolExecutor(_CLOSING_THREADS) as threads:
-            for _ in threads.map(self.execute, jobs):
-                pass
+        left = iter(jobs)
+
+        def work() -> None:
+            for job in left:  # whoever comes to it
+                self.execute(job)
+
+        with ExitStack() as threads:
+            for _ in range(min(_CLOSING_THREADS, len(jobs)) - 1):
+                thread = threading.Thread(target=work, name="log-closer", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    break
+                threads.callback(thread.join)
+            work()

@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from core_log.threads import in_thread
 from routing.administration.measures import Family, Measures
 from routing.version import OWN_VERSION
 
@@ -51,7 +51,7 @@ class Metrics:
         took.add(time.perf_counter() - began)
         page = _Page([*families, left_off, took], self._process)
         zipped = any(one.partition(";")[0].strip() == "gzip" and "q=0" not in one.split(";") for one in encodings)
-        return await trio.to_thread.run_sync(partial(page.written, accept, zipped=zipped))
+        return await in_thread(partial(page.written, accept, zipped=zipped))
 
     def _gateway(self) -> list[Family]:
         info = Family("millrace_build_info", "gauge", "The version of the broker.", ("version",))

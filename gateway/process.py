@@ -17,6 +17,7 @@ import trio
 from gateway.config import Config
 from gateway.errors import StartError, first_error
 from gateway.logs import configure_logs
+from gateway.names import Names
 from gateway.server import serve, tune_process
 
 log = structlog.get_logger(__name__)
@@ -36,6 +37,7 @@ def run(config: Config) -> None:
 
 async def _serve_until_signal(config: Config) -> None:
     began = time.monotonic()
+    trio.socket.set_custom_hostname_resolver(Names())
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with serve(config, holds=True) as server:
             tune_process()

@@ -14,11 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-import trio
-
 from core_log.damage import find_damage, repair
 from core_log.errors import LogDamaged
 from core_log.files import Files
+from core_log.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def _free_name(files: Files, path: str) -> str:
 async def remove_later(files: Files, places: Sequence[str]) -> None:
     """Remove what was deleted; a start goes on with what could not be."""
     try:
-        await trio.to_thread.run_sync(note_deletion, files, places)
-        await trio.to_thread.run_sync(remove_noted, files, places)
+        await in_thread(note_deletion, files, places)
+        await in_thread(remove_noted, files, places)
     except OSError as error:
         logger.warning("the files of a deleted topic stay until the next start: %s", error)

@@ -11,6 +11,7 @@ import trio
 from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
+from core_log.threads import in_thread
 from core_log.wall_clock import wall_clock_ms
 from routing import filter_streams, queue_lag
 from routing.alarms import Alarms
@@ -68,7 +69,7 @@ async def housekeep(broker: Broker) -> None:
 async def _tend_disk(alarms: Alarms) -> None:
     if alarms.space.total_bytes:
         try:
-            await trio.to_thread.run_sync(alarms.space.tend, alarms.disk_free_bytes_min)
+            await in_thread(alarms.space.tend, alarms.disk_free_bytes_min)
         except OSError as error:
             logger.warning("cannot keep a reserve on the disk: %s", error)
     alarms.measure_memory()

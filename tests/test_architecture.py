@@ -65,6 +65,7 @@ TRIO = {
     "gateway/": "it runs the loop",
     "core_log/log_flusher.py": "waits for its threads",
     "core_log/cold_reader.py": "reads in a thread",
+    "core_log/threads.py": "waits for a thread",
     "core_log/metadata/": "waits for what others changed",
     "delay/timer_service.py": "sleeps",
     "routing/": "awaits what is durable",

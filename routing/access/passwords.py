@@ -21,6 +21,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.low_level import ARGON2_VERSION
 
+from core_log.threads import in_thread
 from routing.access import scram
 
 REMEMBERED_MAX = 10_000
@@ -78,7 +79,7 @@ class Passwords:
 
     async def work_out(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Do in a thread what takes so long."""
-        return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads)
+        return await in_thread(function, *arguments, limiter=self._threads)
 
     async def verify(self, encoded: str | None, password: bytes) -> bool:
         """Whether `encoded` was made from this password; None for a user who is not known."""

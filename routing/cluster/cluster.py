@@ -29,6 +29,7 @@ from core_log.replication.leader import Leader
 from core_log.replication.moves import successor
 from core_log.replication.replica import Replica
 from core_log.replication.state import LOGS, LogState
+from core_log.threads import in_thread
 from routing.cluster.metadata.counters import Counters
 from routing.cluster.metadata.elections import Elections, broker_states
 from routing.cluster.metadata.log_names import directory_of
@@ -347,7 +348,7 @@ class Cluster:
             found = self._watermarks()
             if found != self._saved:
                 try:
-                    await trio.to_thread.run_sync(high_watermarks.save, self._files, "", found)
+                    await in_thread(high_watermarks.save, self._files, "", found)
                     self._saved = found
                 except OSError as error:
                     logger.warning("the high watermarks cannot be saved: %s", error)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import trio
 
 from core_log.files import Files
+from core_log.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ async def keep_empty(files: Files, wall_clock_ms: Callable[[], int]) -> None:
 
     while True:
         try:
-            await trio.to_thread.run_sync(remove, wall_clock_ms())
+            await in_thread(remove, wall_clock_ms())
         except OSError as error:
             logger.warning("%s cannot be emptied: %s", TRASH, error)
         await trio.sleep(_LOOK_S)

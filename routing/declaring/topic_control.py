@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from core_log.threads import in_thread
 from routing import directories
 from routing.cluster.metadata import operating
 from routing.cluster.metadata.log_names import topic_log
@@ -153,7 +154,7 @@ class TopicControl:
 
         try:
             with storage_errors():
-                await trio.to_thread.run_sync(make)
+                await in_thread(make)
         except BaseException:
             self._close(opened)
             raise
@@ -357,7 +358,7 @@ class TopicControl:
         self._changing.add(name)
         try:
             with storage_errors():
-                await trio.to_thread.run_sync(directories.note_deletion, files, places)
+                await in_thread(directories.note_deletion, files, places)
                 try:
                     await self.topology.change(lambda: topic_plans.removal(self.topology, name))
                 finally:
@@ -368,7 +369,7 @@ class TopicControl:
                         await self._broker.flusher.drain(partition.log)
                 self._close(topic.partitions)
                 self._broker.offsets.forget_topic(name)
-                await trio.to_thread.run_sync(directories.remove_noted, files, places)
+                await in_thread(directories.remove_noted, files, places)
         finally:
             self._changing.discard(name)
 

@@ -21,6 +21,7 @@ from core_log.compaction.state import CompactionState
 from core_log.errors import CorruptBatch
 from core_log.flusher import Flusher
 from core_log.partition_log import PartitionLog
+from core_log.threads import in_thread
 from routing.config import BrokerConfig
 from routing.topics.topic import Topic
 
@@ -96,8 +97,8 @@ class Compaction:
             return None
         try:
             if log not in self._states:
-                self._states[log] = await trio.to_thread.run_sync(states.load, log.files, log.directory)
-            return await trio.to_thread.run_sync(look, log, self._states[log], log.wall_clock_ms())
+                self._states[log] = await in_thread(states.load, log.files, log.directory)
+            return await in_thread(look, log, self._states[log], log.wall_clock_ms())
         except (OSError, CorruptBatch) as error:
             logger.warning("%s: cannot see what there is to compact: %s", log.directory, error)
             return None

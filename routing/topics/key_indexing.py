@@ -16,6 +16,7 @@ from core_log.absent_log import AbsentLog
 from core_log.errors import CorruptBatch
 from core_log.key_index import extend
 from core_log.partition_log import PartitionLog
+from core_log.threads import in_thread
 from routing.config import BrokerConfig
 from routing.topics.compaction import Pacer
 from routing.topics.topic import Topic
@@ -64,7 +65,7 @@ class KeyIndexing:
             extend(log, Pacer(self._config.key_index_cpu_percent, time.thread_time), idle=idle)
 
         try:
-            await trio.to_thread.run_sync(work)
+            await in_thread(work)
         except (OSError, CorruptBatch) as error:
             if not log.closed:
                 self._not_before[log] = trio.current_time() + _AGAIN_S

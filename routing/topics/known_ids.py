@@ -30,6 +30,7 @@ from core_log.header_blocks import header_spans
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
 from core_log.record_fields import header_blocks_of
+from core_log.threads import in_thread
 from core_log.transaction_marker import is_commit
 from core_log.varint import ONE_BYTE_BELOW, VARINTS
 from routing.message import RESERVED_HEADER_PREFIX
@@ -141,7 +142,7 @@ class KnownIds:
                     self._epoch, self._ids = _UNKNOWN, _Ids(log.config, _UNKNOWN)
                 ids = self._ids
                 try:
-                    await trio.to_thread.run_sync(self._read, ids)
+                    await in_thread(self._read, ids)
                 except (OSError, LogError) as error:
                     raise LogUnavailable(f"{log.directory}: {error}") from None
                 if ids is self._ids:

@@ -24,6 +24,7 @@ from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from core_log.producer_states import ProducerStates
 from core_log.replica_log import ReplicaLog
+from core_log.threads import in_thread
 from core_log.transaction_marker import coordinator_epoch_of
 from core_log.wall_clock import wall_clock_ms
 
@@ -62,10 +63,10 @@ class Producers:
                 if self._epoch != epoch:
                     await log.wait_written(log.log_end_offset)
                     try:
-                        self._states = await trio.to_thread.run_sync(self._load)
+                        self._states = await in_thread(self._load)
                         await self._write()
                         if not log.syncs_names:  # rule 2
-                            await trio.to_thread.run_sync(log.files.sync_directory, log.directory)
+                            await in_thread(log.files.sync_directory, log.directory)
                     except (OSError, CorruptBatch) as error:
                         raise LogUnavailable(f"{log.directory}: {error}") from None
                     self._epoch = epoch
@@ -114,7 +115,7 @@ class Producers:
         log = self._log
         self._segment, self._position = log.segments[-1].base_offset, log.segments[-1].size
         content = self._states.encode(log.epochs.latest)
-        await trio.to_thread.run_sync(partial(checkpoint.save, log.files, self._path, content, sync_name=False))
+        await in_thread(partial(checkpoint.save, log.files, self._path, content, sync_name=False))
 
     @property
     def is_due(self) -> bool:

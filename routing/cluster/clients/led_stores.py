@@ -21,6 +21,7 @@ from core_log.keyed_store import KeyedStore
 from core_log.log_config import LogConfig
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
+from core_log.threads import in_thread
 from routing.cluster.cluster import Cluster
 from routing.cluster.metadata.log_names import directory_of, log_of_kind, number_of
 from routing.errors import StorageUnavailable
@@ -139,7 +140,7 @@ class LedStores(Generic[Store]):
             try:
                 with part.while_led():
                     await log.wait_committed(log.log_end_offset)
-                    store = self._read(await trio.to_thread.run_sync(KeyedStore, log))
+                    store = self._read(await in_thread(KeyedStore, log))
                     if part.role is role:
                         if self.begun is not None:
                             self.begun(store)

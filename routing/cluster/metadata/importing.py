@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from typing import Any, NamedTuple
 
 import msgspec
-import trio
 
 from core_log.errors import Conflict
 from core_log.files import Files
@@ -32,6 +31,7 @@ from core_log.metadata.store import Guard, MetadataEntry, MetadataStore, Put
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.replication.state import encode as encode_state
 from core_log.replication.state import log_key
+from core_log.threads import in_thread
 from routing.cluster.metadata.identity import Identity, load_identity, save_identity
 from routing.cluster.metadata.joining import ClusterRefused
 from routing.cluster.metadata.log_names import RETAINED, home_log, log_of_kind, offsets_log, topic_log
@@ -156,7 +156,7 @@ class Import:
         cluster: str,
         broker_id: int,
         settle: Callable[[], Awaitable[None]],
-        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        offload: Callable[..., Awaitable[Any]] = in_thread,
     ) -> None:
         self._store = store
         self._files = files

@@ -20,6 +20,7 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.files import Files
 from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
+from core_log.threads import in_thread
 from routing.cluster.metadata.age import Age, load_age, save_age
 from routing.cluster.metadata.identity import Identity, load_identity, save_identity
 from routing.cluster.metadata.joining import (
@@ -88,7 +89,7 @@ class Members:
         record: BrokerRecord,
         homes: int,
         offsets: int,
-        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        offload: Callable[..., Awaitable[Any]] = in_thread,
         accept_old_data: bool = False,
     ) -> None:
         """`record` is without the id of the data directory, which is given here. With `accept_old_data` an age that

@@ -23,6 +23,7 @@ from core_log.disk_space import DiskSpace
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import Files
 from core_log.partition_log import PartitionLog
+from core_log.threads import in_thread
 from routing.commits import CommitWaiter
 from routing.errors import StorageUnavailable
 from routing.queues.homes.journal import Journal
@@ -275,7 +276,7 @@ class Checkpoints:
             try:
                 async with self._saving:
                     if not self._stopped:
-                        stragglers = await trio.to_thread.run_sync(work)
+                        stragglers = await in_thread(work)
                     if stragglers:
                         moved = await relocate(partition, stragglers, lambda: self._stopped)
                         logger.info("%s: %d messages were written again, for old segments to go", log.directory, moved)

@@ -21,6 +21,7 @@ from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import BytesLike, Files
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
+from core_log.threads import in_thread
 from routing.queues.homes.checkpoints import encode_checkpoint, load_checkpoint
 from routing.queues.homes.standby import Standby
 
@@ -104,7 +105,7 @@ class StandbyFeed:
 
     async def _load(self) -> None:
         if not self._loaded:
-            found = await trio.to_thread.run_sync(load_checkpoint, self._files, self._log)
+            found = await in_thread(load_checkpoint, self._files, self._log)
             self._loaded = True
             if found is not None:
                 self.standby = found.standby
@@ -125,7 +126,7 @@ class StandbyFeed:
         batches = log.read(standby.offset, _READ_BYTES, before=end)
         if batches is None:
             before = standby.offset
-            await trio.to_thread.run_sync(self._read_cold, end)
+            await in_thread(self._read_cold, end)
             if standby.offset == before:
                 standby.offset = end  # a gap
             return
@@ -171,7 +172,7 @@ class StandbyFeed:
         def work() -> None:
             standby.fold(queue_ids, log.log_start_offset, seen_since_ms=known.seen_since_ms)
 
-        await trio.to_thread.run_sync(work)
+        await in_thread(work)
 
     async def close(self) -> None:
         """Write down how it stands, after `stop`, if it is not `finish`'s."""
@@ -182,7 +183,7 @@ class StandbyFeed:
         await self._fold(known)
         standby, log = self.standby, self._log
         try:
-            await trio.to_thread.run_sync(lambda: self._save(log, encode_checkpoint(standby)))
+            await in_thread(lambda: self._save(log, encode_checkpoint(standby)))
             self._unsaved_bytes = 0
         except OSError as error:
             logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
