@@ -152,7 +152,10 @@ def _checked(file: File, segment: Segment, offset: int, start: int, end: int, en
         if segment.base_offset + end_entry not in (following.base_offset, following.next_offset - 1):
             return None
         position = start
-        while (header := parse_header(file.pread(HEADER_BYTES, position))).next_offset <= offset:
+        header = parse_header(file.pread(HEADER_BYTES, position))
+        if start and header.base_offset > offset:
+            return None
+        while header.next_offset <= offset:
             position += header.size
             if position >= end:
                 return None

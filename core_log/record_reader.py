@@ -152,7 +152,7 @@ def _batch_of(
     first place in as many bytes as the index says that it lies in.
     """
     end = segment.written_bytes
-    size = size if size <= _EXTENT_BYTES_MAX else _PIECE_BYTES
+    size = size if HEADER_BYTES <= size <= _EXTENT_BYTES_MAX else _PIECE_BYTES
     while position < end:
         data = file.pread(min(size, end - position), position)
         at = 0

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ from core_log.log_config import LogConfig
 from core_log.segment_index import (
     NO_TIMESTAMP_MS,
     OFFSET_ENTRY,
+    UNKNOWN,
     FirstOf,
     SegmentIndex,
     find_offset_before,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
 _SCAN_BYTES = 4 << 20
+
+logger = logging.getLogger(__name__)
 
 
 class Readable(Protocol):
@@ -59,8 +63,8 @@ class Segment:
     """See the module."""
 
     __slots__ = (
-        "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index", "interval_bytes", "keys",
-        "max_timestamp_last", "max_timestamp_ms", "size", "stem", "written_bytes",
+        "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index", "index_damaged",
+        "interval_bytes", "keys", "max_timestamp_last", "max_timestamp_ms", "size", "stem", "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +77,8 @@ class Segment:
         self.base_offset = name.base_offset
         self.interval_bytes = interval_bytes
         self.index = index
+        self.index_damaged = False
+        """An entry of it was found to lead nowhere, which was said."""
         self.size = 0
         self.written_bytes = 0
         self.max_timestamp_ms = NO_TIMESTAMP_MS
@@ -147,10 +153,20 @@ class Segment:
             try:
                 header = parse_header(file.pread(HEADER_BYTES, position))
             except CorruptBatch:
-                return last
-            return header.base_offset - base if header.next_offset - 1 == base + last else last
+                self._say_damaged(last)
+                return UNKNOWN
+            if base + last in (header.base_offset, header.next_offset - 1):
+                return header.base_offset - base
+            self._say_damaged(last)
+            return UNKNOWN
 
         return found
+
+    def _say_damaged(self, entry: int) -> None:
+        if not self.index_damaged:
+            self.index_damaged = True
+            offset = self.base_offset + entry
+            logger.warning("%s.index is damaged at offset %d: more of the log is read instead", self.stem, offset)
 
     def position_of(self, files: Files, file: Readable, offset: int) -> int:
         """Where to start scanning its file for an offset. Raises OSError."""

@@ -14,6 +14,8 @@
 3. The last entry with an offset of at most the one that is looked for leads to its batch, or to one before it. The next
    entry's batch ends behind it, and may hold it: that is known where the batch was noted, and else looked up in its
    header, once (`first_of`). So a search begins at most an interval before, also where each batch is larger than one.
+   An entry whose batch is not where it says is damaged, and the one before it taken: a start behind what is looked for
+   would leave records out.
 4. In older files an offset entry has the first offset of its batch, and a time entry that of the batch that was indexed
    with it, below which no batch has a larger timestamp. They stay, and the same file may go on with entries as above:
    offsets rise all the same. The last one with an offset of at most the one that is looked for has a batch that begins
@@ -38,11 +40,15 @@ NO_TIMESTAMP_MS = -1
 UNKNOWN = (1 << 32) - 1
 
 FirstOf = Callable[[int, int], int]
-"""The first offset of the batch at a position that ends with an offset, relative ones; if there is none, the latter."""
+"""The first offset of the batch at a position that begins or ends with an offset, relative ones; UNKNOWN if there is
+none: then the entry is damaged.
+"""
 
 ENTRY_BYTES = 12
 """That an offset entry takes in memory."""
 _SEARCH_BLOCK_ENTRIES = 512
+_BACK_MAX = 32
+"""So many damaged entries are passed over, one after the other; behind more of them a search begins at the start."""
 _Entry = tuple[int, int]
 
 
@@ -71,13 +77,13 @@ class OffsetEntries:
         does: that is where the segment begins. Raises what `first_of` raises.
         """
         at = bisect_right(self.offsets, relative_offset)
-        if at < len(self.offsets):
-            first = self.firsts[at]
+        for entry in range(min(at, len(self.offsets) - 1), max(at - _BACK_MAX, -1), -1):
+            first = self.firsts[entry]
             if first == UNKNOWN:
-                first = self.firsts[at] = first_of(self.positions[at], self.offsets[at])
+                first = self.firsts[entry] = first_of(self.positions[entry], self.offsets[entry])
             if first <= relative_offset:
-                return at
-        return at - 1
+                return entry
+        return -1
 
     def position_of(self, relative_offset: int, first_of: FirstOf) -> int:
         """Where to start scanning for an offset."""
@@ -186,17 +192,19 @@ def _read(files: Files, path: str, size: int) -> bytes | None:
 
 def find_position(files: Files, stem: str, relative_offset: int, first_of: FirstOf) -> int:
     """`position_of` for a closed segment, from its file. Raises OSError."""
-    before, following = _find(files, stem + ".index", OFFSET_ENTRY, 0, relative_offset + 1)
-    if following is not None and first_of(following[1], following[0]) <= relative_offset:
-        return int(following[1])
-    return before[1] if before is not None else 0
+    entries, at = _find(files, stem + ".index", OFFSET_ENTRY, 0, relative_offset + 1)
+    for offset, position in reversed(entries[max(at - _BACK_MAX, 0) : at + 1]):
+        if first_of(position, offset) <= relative_offset:
+            return position
+    return 0
 
 
 def find_before_position(files: Files, stem: str, below: int) -> tuple[int, int]:
     """Entry of the last indexed batch of a closed segment that begins below a position, (0, 0) if none does. Raises
     OSError.
     """
-    return _find(files, stem + ".index", OFFSET_ENTRY, 1, below)[0] or (0, 0)
+    entries, at = _find(files, stem + ".index", OFFSET_ENTRY, 1, below)
+    return entries[at - 1] if at else (0, 0)
 
 
 def read_entries(files: Files, stem: str) -> OffsetEntries:
@@ -210,12 +218,12 @@ def read_entries(files: Files, stem: str) -> OffsetEntries:
 
 def find_offset_before(files: Files, stem: str, timestamp_ms: int) -> int:
     """`offset_before` for a closed segment, from its file. Raises OSError."""
-    before = _find(files, stem + ".timeindex", TIME_ENTRY, 0, timestamp_ms)[0]
-    return before[1] if before is not None else 0
+    entries, at = _find(files, stem + ".timeindex", TIME_ENTRY, 0, timestamp_ms)
+    return entries[at - 1][1] if at else 0
 
 
-def _find(files: Files, path: str, entry: Struct, key: int, below: int) -> tuple[_Entry | None, _Entry | None]:
-    """The last entry whose `key` is less than `below`, and the one behind it."""
+def _find(files: Files, path: str, entry: Struct, key: int, below: int) -> tuple[list[_Entry], int]:
+    """Some entries that follow each other, and the number of the first of them whose `key` is not less than `below`."""
     file = files.open(path, create=False)
     try:
         low, count = 0, files.size(path) // entry.size
@@ -231,8 +239,7 @@ def _find(files: Files, path: str, entry: Struct, key: int, below: int) -> tuple
         file.close()
     block = block[: len(block) - len(block) % entry.size]
     entries: list[_Entry] = list(entry.iter_unpack(block))
-    at = bisect_left(entries, below, key=lambda fields: fields[key])
-    return entries[at - 1] if at else None, entries[at] if at < len(entries) else None
+    return entries, bisect_left(entries, below, key=lambda fields: fields[key])
 
 
 def largest_timestamp(files: Files, stem: str) -> int:
