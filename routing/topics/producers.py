@@ -5,7 +5,9 @@
 2. A log of one broker that has no file never had such a batch: the file is there before the first one is appended.
 3. The file is written again when a segment is full, so that no more than one has to be read, and at a clean stop if
    it lacks more than is read in no time. One that speaks of what was cut off since is not believed; an older one, which
-   a crash brings back, costs reading.
+   a crash brings back, costs reading, as does one that is damaged.
+4. What cannot be read of the log, and that nobody else has, may have been any producer's: all that was known before it
+   is forgotten, and they go on with any number.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from core_log.replica_log import ReplicaLog
 from core_log.threads import in_thread
 from core_log.transaction_marker import coordinator_epoch_of
 from core_log.wall_clock import wall_clock_ms
+from core_log.whole_batches import whole_batches
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 20
 _UNKNOWN = -1
 _AT_ONCE = 8
 _READ_AGAIN_BYTES = 64 << 10
@@ -48,6 +50,7 @@ class Producers:
         self._segment = _UNKNOWN
         """The base of the segment that was the last one when the file was written, and how far that went."""
         self._position = 0
+        self._damage_said = False
         self._loading = trio.Lock()
 
     @property
@@ -82,32 +85,48 @@ class Producers:
 
     def _load(self) -> ProducerStates:
         log = self._log
-        content = checkpoint.load(log.files, self._path)
-        states = None if content is None else self._believed(content)
-        if states is None:
-            begins = log.log_start_offset if content is not None or isinstance(log, ReplicaLog) else log.log_end_offset
-            states = ProducerStates(begins)
+        states = self._saved()
         states.offset = max(states.offset, log.log_start_offset)
         now_ms = wall_clock_ms()
-        while states.offset < log.written_offset:
-            batches = log.read_blocking(states.offset, _READ_BYTES, unsynced=True)
-            if not batches:
-                break
-            for batch in batches:
-                header = parse_header(batch)
-                if header.producer_id >= 0:
-                    _take(states, header, batch, now_ms)
-                states.offset = max(states.offset, header.next_offset)
+        lost: list[int] = []
+
+        def damaged(offset: int, behind: int, error: Exception) -> None:
+            if log.is_whole_elsewhere:
+                raise error
+            lost.append(behind)
+            text = "%s: what producers sent up to offset %d is forgotten, as it cannot be read at offset %d: %s"
+            logger.error(text, log.directory, behind, offset, error)
+
+        for batch in whole_batches(log, states.offset, damaged):
+            if lost:
+                states, lost = ProducerStates(lost[-1]), []
+            header = parse_header(batch)
+            if header.producer_id >= 0:
+                _take(states, header, batch, now_ms)
+        if lost:
+            states = ProducerStates(log.written_offset)
         states.offset = max(states.offset, log.written_offset)
         return states
 
-    def _believed(self, content: bytes) -> ProducerStates | None:
+    def _saved(self) -> ProducerStates:
+        """What the file says; without one that is believed, nothing, from where on there may be such batches."""
         log = self._log
         try:
-            states, epoch = ProducerStates.decode(content)
+            content = checkpoint.read(log.files, self._path)
+            if content is None and not isinstance(log, ReplicaLog):
+                return ProducerStates(log.log_end_offset)
+            found = None if content is None else self._believed(content)
         except ValueError as error:
-            logger.warning("%s: %s, the log is read", self._path, error)
-            return None
+            found = None
+            if not self._damage_said:
+                logger.warning("%s, the log is read", error)
+            self._damage_said = True
+        return ProducerStates(log.log_start_offset) if found is None else found
+
+    def _believed(self, content: bytes) -> ProducerStates | None:
+        """Raises ValueError."""
+        log = self._log
+        states, epoch = ProducerStates.decode(content)
         found = log.epochs.end_of(epoch, log.log_end_offset)
         return states if found is not None and found[0] == epoch and states.offset <= found[1] else None
 

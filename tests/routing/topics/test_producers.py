@@ -4,9 +4,43 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from core_log.batch_header import HEADER_BYTES, BatchHeader, parse_header
+from core_log.errors import LogUnavailable
 from core_log.files import FaultyFiles, MemoryFiles
+from core_log.log_config import LogConfig
+from core_log.partition_log import PartitionLog
 from routing.topics.producers import Producers, know_all, save_all
-from tests.core_log.helpers import make_batch, open_log
+from tests.core_log.compaction.helpers import of_producer
+from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log
+
+COUNT = 20
+CONFIG = LogConfig(index_interval_bytes=1, tail_cache_bytes=1)
+
+
+def written(files: MemoryFiles) -> list[BatchHeader]:
+    """A log of batches of two producers in turn, of which the second ends early; it is closed."""
+    log = open_log(files, CONFIG)
+    for number in range(COUNT):
+        producer = 2 if number % 2 and number < COUNT // 2 else 1
+        log.append(of_producer(make_batch([b"%d" % number]), producer, number))
+    flush(log)
+    headers = [parse_header(log.read_blocking(offset, 1)[0]) for offset in range(COUNT)]
+    log.close()
+    return headers
+
+
+def damage(files: MemoryFiles, headers: list[BatchHeader], offset: int) -> None:
+    place = sum(header.size for header in headers[:offset])
+    files.open(f"{DIRECTORY}/00000000000000000000.log").pwritev([b"\xff"], place + HEADER_BYTES + 3)
+
+
+async def saved(files: MemoryFiles) -> PartitionLog:
+    """The log again, with a file of its producers."""
+    log = open_log(files, CONFIG)
+    await Producers(log).states()
+    return log
 
 
 async def test_many_are_known_and_saved_side_by_side() -> None:
@@ -45,3 +79,42 @@ async def test_what_cannot_be_known_does_not_keep_the_others_from_it() -> None:
     files.hook = hook
     await know_all(found)
     assert [one.are_known for one in found] == [True, False, True]
+
+
+async def test_a_damaged_file_is_no_file_that_never_was(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    headers = written(files)
+    log = await saved(files)
+    files.open(f"{DIRECTORY}/producers").pwritev([b"\xff"], 0)
+    states = await Producers(log).states()
+    assert states.check(headers[-1]) is not None, "the last batch is known, and not taken once more"
+    assert ["damaged" in record.message for record in caplog.records] == [True]
+    log.close()
+
+
+async def test_producers_go_on_although_the_log_is_damaged(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    headers = written(files)
+    log = await saved(files)
+    files.open(f"{DIRECTORY}/producers").pwritev([b"\xff"], 0)
+    damage(files, headers, COUNT // 2)
+    states = await Producers(log).states()
+    assert states.check(headers[-1]) is not None
+    assert states.check(headers[1]) is None, "what was known before it is forgotten"
+    assert len(caplog.records) == 2
+    log.close()
+
+
+async def test_what_another_leader_has_is_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    headers = written(files)
+    log = await saved(files)
+    files.open(f"{DIRECTORY}/producers").pwritev([b"\xff"], 0)
+    damage(files, headers, COUNT // 2)
+    log.may_hand_over = lambda: True
+    producers = Producers(log)
+    for _ in range(3):
+        with pytest.raises(LogUnavailable, match="wrong CRC"):
+            await producers.states()
+    assert len(caplog.records) == 1, "that the file is damaged is said once"
+    log.close()
