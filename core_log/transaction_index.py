@@ -25,6 +25,7 @@ from core_log import checkpoint
 from core_log.batch_header import BatchHeader, parse_header
 from core_log.errors import CorruptBatch
 from core_log.transaction_marker import is_commit
+from core_log.whole_batches import whole_batches
 
 if TYPE_CHECKING:
     from core_log.files import BytesLike, Files
@@ -176,19 +177,18 @@ class TransactionIndex:
         """What the batches say, behind what is known. Blocks. Raises OSError."""
         index = known or cls(log.log_start_offset)
         index.is_saved = True
-        offset = index.offset
-        try:
-            while offset < log.written_offset:
-                batches = log.read_blocking(offset, _READ_BYTES, unsynced=True)
-                if not batches:
-                    break
-                for batch in batches:
-                    header = parse_header(batch)
-                    if header.is_transactional:
-                        index.note(header, header.base_offset, batch)
-                    offset = header.next_offset
-        except CorruptBatch as error:
-            logger.error("the transactions in %s are known up to offset %d only: %s", log.directory, offset, error)
+
+        def damaged(offset: int, behind: int, error: Exception) -> None:
+            text = "%s: transactions that began or ended from offset %d up to %d are not known: %s"
+            logger.error(text, log.directory, offset, behind, error)
+
+        for batch in whole_batches(log, index.offset, damaged):
+            header = parse_header(batch)
+            if header.is_transactional:
+                try:
+                    index.note(header, header.base_offset, batch)
+                except CorruptBatch as error:
+                    damaged(header.base_offset, header.next_offset, error)
         return index
 
 

@@ -141,6 +141,29 @@ def test_the_file_is_there_before_the_first_transaction_and_survives_any_stop() 
     last.close()
 
 
+def test_transactions_behind_what_is_damaged_are_known(caplog: pytest.LogCaptureFixture) -> None:
+    files, config = MemoryFiles(), LogConfig(index_interval_bytes=1)
+    log = open_log(files, config)
+    for number in range(6):
+        log.append(producer_batch(1, [b"%d" % number]))
+        log.append(end(1, committed=number % 2 == 0))
+    flush(log)
+    place = log.read_blocking(0, 1 << 20, before=5)
+    log.close()
+    file = files.open(f"{DIRECTORY}/00000000000000000000.log")
+    file.pwritev([b"\xff"], sum(map(len, place)) - 1)  # in the third transaction
+    files.open(f"{DIRECTORY}/transactions").pwritev([b"\xff"], 0)
+    again = open_log(files, config)
+    assert again.transactions is not None
+    assert again.stable_offset == 12
+    assert [(one.first_offset, one.last_offset) for one in again.transactions.aborted_between(6, 12)] == [
+        (6, 7),
+        (10, 11),
+    ]
+    assert len(caplog.records) == 2
+    again.close()
+
+
 def test_aborted_transactions_are_forgotten_with_their_records() -> None:
     files = MemoryFiles()
     config = LogConfig(segment_bytes=200)
