@@ -11,6 +11,14 @@ class CorruptBatch(LogError):
     """Bytes that are not a whole, valid record batch. The only error malformed input raises."""
 
 
+class Damaged(CorruptBatch):
+    """What a log has from an offset on cannot be read by anybody; what is `behind` it can, or that is its end."""
+
+    def __init__(self, reason: str, behind: int) -> None:
+        super().__init__(reason)
+        self.behind = behind
+
+
 class OffsetOutOfRange(LogError):
     """A read below `log_start_offset` or above `log_end_offset`."""
 

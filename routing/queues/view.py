@@ -8,7 +8,8 @@
 3. What was taken in and not written down when a process ended is taken in once more. Nobody knows then what was given
    out: whatever the topic had by the time of the start is marked as redelivered. Ids leave a gap there, so that no id
    ever means two records.
-4. What the topic does not keep any more is dropped when it is its turn, counted and said in the log.
+4. What the topic does not keep any more, or cannot be read of it, is dropped when it is its turn, counted and said in
+   the log.
 5. A view with a filter (`view_filter.py`) takes in the records whose keys it wants, and passes the others: they get no
    ids. However many it passes, others have their turns meanwhile.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from core_log.errors import Damaged
 from routing.message import StreamSlab
 from routing.queues.fact_columns import FactColumns
 from routing.queues.runs_of import runs_of
@@ -62,7 +64,7 @@ class Source(Protocol):
         `load`.
         """
 
-    def load(self, offset: int, done: Callable[[Exception | None], None]) -> None:
+    def load(self, offset: int, done: Callable[[Damaged | None], None]) -> None:
         """Read what an offset begins, off the loop; `done` is told, and a turn ends."""
 
 
@@ -107,7 +109,8 @@ class View:
         self._behind = -1
         self._last: CachedSlab | None = None
         self._reading: set[tuple[int, int]] = set()
-        self._damaged: set[int] = set()
+        self._damaged: dict[int, list[range]] = {}
+        """By partition, which records cannot be read."""
         self._read = trio.Event()
 
     @property
@@ -164,7 +167,7 @@ class View:
         sources = self.sources
         for step in range(len(sources)):
             partition = (self._turn + step) % len(sources)
-            if partition not in self._damaged and self._take_in(partition, sources[partition]):
+            if self._take_in(partition, sources[partition]):
                 self._turn = partition + 1
                 return True
         self.news = False
@@ -255,13 +258,15 @@ class View:
             self._reading.add((partition, offset))
             source.load(offset, partial(self._loaded, partition, offset))
 
-    def _loaded(self, partition: int, offset: int, error: Exception | None) -> None:
+    def _loaded(self, partition: int, offset: int, error: Damaged | None) -> None:
         self._reading.discard((partition, offset))
         read, self._read = self._read, trio.Event()
         read.set()
         if error is not None:
-            self._damaged.add(partition)
-            logger.error("queue %s takes no more of partition %d: %s", self._queue.name, partition, error)
+            self._damaged.setdefault(partition, []).append(range(offset, error.behind))
+            if self._position(partition) == offset:
+                self._lose(error.behind - offset, f"partition {partition} cannot be read at {offset}: {error}")
+                self._pass_to(partition, error.behind)
         self.news = True
         self._queue.wake()
 
@@ -290,6 +295,9 @@ class View:
         source = sources[piece.partition]
         if offset < source.start:
             return piece, offset, source.start
+        for damaged in self._damaged.get(piece.partition, ()):
+            if offset in damaged:
+                return piece, offset, damaged.stop
         return piece, offset, source.slab_at(offset)
 
     def _gone_from(self, message: int) -> int:
@@ -344,7 +352,7 @@ class View:
 
     def _lose(self, count: int, why: str) -> None:
         self.gone += count
-        logger.warning("queue %s lacks %d messages that its topic has not kept: %s", self._queue.name, count, why)
+        logger.warning("queue %s lacks %d messages that its topic does not have: %s", self._queue.name, count, why)
 
     # --- done with ---------------------------------------------------------------------
 

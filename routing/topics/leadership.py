@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from routing.errors import StorageUnavailable
 
 if TYPE_CHECKING:
+    from core_log.files import BytesLike
     from core_log.partition_log import PartitionLog
 
 
@@ -42,7 +43,7 @@ class Leadership(Protocol):
 
 
 class Forward(Protocol):
-    """To whoever leads a partition, for messages that exchanges route to it."""
+    """To whoever leads a partition, for messages that exchanges route to it, and what cannot be read here."""
 
     def error(self) -> StorageUnavailable | None:
         """Why nothing can be sent there now."""
@@ -51,6 +52,9 @@ class Forward(Protocol):
         self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
     ) -> tuple[PartitionLog, int]:
         """Have records appended there; what has to get how far for them to be safe."""
+
+    async def read(self, offset: int, before: int, size_bytes: int) -> list[BytesLike]:
+        """Whole batches that it has from `offset` on, below `before`. Raises CorruptBatch, StorageUnavailable."""
 
     @property
     def ends(self) -> Callable[[], Awaitable[tuple[int, int]]]:

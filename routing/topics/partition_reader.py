@@ -4,7 +4,9 @@
    (`stream_cache.py`); there is one reader of a partition, as long as anybody wants it.
 2. What readers may see ends at `end`, of whatever log the partition has: this broker's or, in a cluster, one that is
    read elsewhere. A log that comes in its place and has not so much yet is read when it has.
-3. Whoever reads is told when there may be more (`listeners`), and when what it has asked the disk for is there.
+3. Where a log is damaged is said once. Of a replica whoever leads it is asked for what cannot be read here; what he
+   cannot read either is lost, and readers are told where it goes on.
+4. Whoever reads is told when there may be more (`listeners`), and when what it has asked the disk for is there.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any
 
 import trio
 
+from core_log.absent_log import AbsentLog
 from core_log.committed import committed
-from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.errors import CorruptBatch, Damaged, LogError, LogUnavailable, OffsetOutOfRange
 from core_log.expiry import unexpired
 from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
+from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Positions
 from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
 from routing.topics.stream_records import StreamReader, StreamSlab
@@ -34,8 +38,8 @@ _READ_SHARE = 8
 _READ_BYTES_MIN = 16 << 10
 
 Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
-Done = Callable[[Exception | None], None]
-"""Told that what was asked for is there, or why it cannot be read: then it is damaged."""
+Done = Callable[[Damaged | None], None]
+"""Told that what was asked for is there, or that it cannot be read."""
 
 
 class StreamHost:
@@ -88,6 +92,8 @@ class PartitionReader:
         self._decoder = StreamReader()
         self._chunks = LogChunks(host.cache)
         self._loading: dict[int, list[Done]] = {}
+        self._damaged: set[int] = set()
+        """Where this broker's log cannot be read, which was said."""
         self._waiting = 0
         self._closed = False
         self.log.listeners.append(self._log_advanced)
@@ -213,12 +219,13 @@ class PartitionReader:
         self._host.spawn(self._load, offset)
 
     async def _load(self, offset: int) -> None:
-        error: Exception | None = None
+        error: Damaged | None = None
+        pause_s = self._host.config.flush_retry_interval_ms / 1000
         while not self._closed:
             log = self.log
             limit = self._limit(log, offset)
             try:
-                batches = await log.read_cold(offset, self._host.read_bytes(), before=limit)
+                batches = await self._batches(log, offset, limit, self._host.read_bytes())
                 if not self._closed:
                     self._decode(offset, limit, _visible(log, batches))
                 break
@@ -227,19 +234,44 @@ class PartitionReader:
             except (CorruptBatch, FileNotFoundError) as problem:
                 if log is not self.log:
                     continue  # there is another one now
-                logger.error("cannot read %s at %d: %s", log.directory, offset, problem)
                 if log.is_whole_elsewhere:
-                    await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
+                    await trio.sleep(pause_s)
                     continue
-                error = problem
+                error = Damaged(str(problem), await self._behind(log, offset, limit))
                 break
-            except OSError as problem:
+            except (OSError, StorageUnavailable) as problem:
                 # Not lost: the disk may recover, as it may for writes.
                 logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, problem)
-                await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
+                await trio.sleep(pause_s)
         for done in self._loading.pop(offset):
             done(error)
         self._host.turn()
+
+    async def _batches(self, log: PartitionLog, offset: int, limit: int, size_bytes: int) -> list[BytesLike]:
+        """From this broker's log or, if that is damaged and led elsewhere, from its leader."""
+        try:
+            return await log.read_cold(offset, size_bytes, before=limit)
+        except (CorruptBatch, FileNotFoundError) as problem:
+            if offset not in self._damaged:
+                self._damaged.add(offset)
+                logger.error("cannot read %s at %d: %s", log.directory, offset, problem)
+            forward = self.partition.forward
+            if forward is None or isinstance(log, AbsentLog):
+                raise
+            return await forward.read(offset, limit, size_bytes)
+
+    async def _behind(self, log: PartitionLog, offset: int, limit: int) -> int:
+        """The first offset from which on a damaged log can be read again."""
+        damaged, whole = offset, limit
+        step = 1
+        while damaged + 1 < whole:
+            at = min(offset + step, limit - 1) if whole == limit else (damaged + whole) // 2
+            try:
+                await log.read_cold(at, 1, before=limit)
+                whole = at
+            except (LogError, OSError):
+                damaged, step = at, step * 2
+        return whole
 
 
 def _visible(log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:

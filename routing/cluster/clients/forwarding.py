@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -161,7 +162,8 @@ class Forwarding:
 
     def partition(self, log: str) -> RemoteTopicPartition:
         """What stands for a partition of a topic that is led elsewhere."""
-        return RemoteTopicPartition(self.stream(log), lambda: self._logs.ends(log, timeout_s=self.timeout_s))
+        ends = partial(self._logs.ends, log, timeout_s=self.timeout_s)
+        return RemoteTopicPartition(self.stream(log), self._logs, ends)
 
     def log(self, log: str, what: str, settings: LogConfig) -> RemoteLog:
         """What stands for the log of a partition that this broker has no replica of."""

@@ -10,6 +10,8 @@ from core_log.absent_log import AbsentLog
 from routing.queues.view_queue import ViewQueue
 from routing.session import Outcome
 from tests.routing.harness import Client
+from tests.routing.queues.test_damaged_views import flip
+from tests.routing.queues.test_views import batch
 from tests.support.home_cluster import Member, Mesh, mesh, until
 
 VIEW = {"x-queue-type": "view", "x-view-topic": "t"}
@@ -81,3 +83,45 @@ async def test_a_view_goes_on_where_its_leader_ended_whoever_has_the_partitions(
         assert len(settled - again) >= 10
         info = await taker.broker.check_queue("v")
         assert info.message_count == 0
+
+
+async def test_what_is_damaged_of_a_replica_is_read_at_its_leader() -> None:
+    async with mesh(serve_each_other=True) as found:
+        first = found.members[1]
+        await first.broker.create_topic("t", partitions=3, config={"index.interval.bytes": "0"})
+        await first.broker.declare_queue("v", durable=True, arguments=VIEW | {"x-stream-offset": "first"})
+        for one in found.members.values():
+            await until(lambda one=one: "v" in one.broker.topology.queues and "t" in one.broker.topics)  # type: ignore[misc]
+        reader = await found.settled(home_of(found))
+
+        def led_elsewhere() -> list[int]:
+            led = [one.forward is None for one in reader.broker.topics["t"].partitions]
+            return [index for index, here in enumerate(led) if not here] if any(led) else []
+
+        await until(led_elsewhere)
+        index = led_elsewhere()[0]
+        partitions = [one.broker.topics["t"].partitions[index] for one in found.members.values()]
+        for number in range(20):
+            await until(lambda: any(one.forward is None for one in partitions))
+            leader = next(one for one in partitions if one.forward is None)
+            leader.append(batch(number))
+            leader.log.request_sync()
+            for one in found.members.values():
+                one.turn()
+        replica = reader.broker.topics["t"].partitions[index].log
+        await until(lambda: replica.high_watermark == 20)
+        flip(reader.files, replica, 10)
+        client = await worker(reader)
+        got: list[str] = []
+
+        def work() -> int:
+            for one in client.take():
+                got.append(one.body)
+                client.session.settle(one.id, one.id, Outcome.ACK)
+            reader.turn()
+            return len(got)
+
+        await until(lambda: work() >= 20)
+        assert sorted(map(int, got)) == list(range(20))
+        assert replica.unreadable
+        assert reader.broker.topology.queues["v"].view.gone == 0  # type: ignore[attr-defined]
