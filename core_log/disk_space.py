@@ -8,6 +8,8 @@
    can be written while publishers wait, and checkpoints as well (`save`). It is filled up again when there is room
    (`tend`).
 3. A start on a full disk gives some of the reserve back first, because opening a log writes small files.
+4. A data directory that was moved away, removed, or covered by another file system is noticed when it is measured: what
+   is written to files that are open would be found by nobody. Until it is back all jobs fail.
 
 Sizes that are not configured follow the disk, so that a small one is not all reserve.
 """
@@ -43,7 +45,10 @@ class DiskSpace:
         self.free_bytes = 0
         self.total_bytes = 0
         self.reserved_bytes = 0
+        self.misplaced = False
+        """Another directory is where ours was, or none."""
         self._files = files
+        self._place = files.place()
         self._lock = threading.Lock()
         self._unmeasured_bytes = 0
         self.measure()
@@ -59,14 +64,16 @@ class DiskSpace:
     def measure(self) -> None:
         """Ask the disk; in any thread. Raises OSError."""
         self._unmeasured_bytes = 0
-        self.free_bytes, self.total_bytes = self._files.space()
+        self.misplaced = self._files.place() != self._place
+        if not self.misplaced:
+            self.free_bytes, self.total_bytes = self._files.space()
 
     def tend(self, free_bytes_min: int) -> None:
         """Measure, and fill the reserve up as long as more than `free_bytes_min` stays free. Blocks. Raises OSError."""
         with self._lock:
             self.measure()
             missing = self.reserve_bytes - self.reserved_bytes
-            if self.total_bytes and missing > 0 and self.free_bytes - missing > free_bytes_min:
+            if self.total_bytes and not self.misplaced and missing > 0 and self.free_bytes - missing > free_bytes_min:
                 file = self._files.open(RESERVE)
                 try:
                     file.allocate(self.reserve_bytes)
@@ -106,6 +113,9 @@ class DiskSpace:
 
     def execute(self, job: FlushJob) -> None:
         """Do a job, once more with some of the reserve if the disk is full, and measure. In any thread."""
+        if self.misplaced:
+            job.error, job.finished = OSError(errno.ESTALE, "the data directory is not where it was"), True
+            return
         execute(job)
         try:
             if job.error is not None and job.error.errno in _NO_ROOM:

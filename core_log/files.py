@@ -85,6 +85,9 @@ class Files(Protocol):
     def space(self) -> tuple[int, int]:
         """Bytes that are free for us, and of the whole disk; (0, 0) where there is no disk."""
 
+    def place(self) -> tuple[int, int] | None:
+        """What tells the directory from another one that has its name now; None where nothing does, or it is gone."""
+
 
 def read_file(files: Files, path: str, size: int | None = None) -> bytes:
     """The first `size` bytes of a file, or as many as it has; None: all. Raises OSError."""
@@ -245,6 +248,14 @@ class OsFiles:
         """See `Files`."""
         found = os.statvfs(self._root)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+    def place(self) -> tuple[int, int] | None:
+        """See `Files`; the file is the one that whoever serves the directory holds."""
+        try:
+            found = os.stat(self._path("lock"))
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 from core_log.memory_files import FaultyFiles, MemoryFiles  # noqa: E402  (they build on the interface above)

@@ -29,7 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -60,7 +60,7 @@ Watch = Callable[[int, Callable[[], None], Callable[[], None]], bool]
 
 class LogFlusher:
     """See the module. `unflushed_bytes` are appended to logs and not yet written (or not yet synced, if asked for);
-    `tails` is what the logs keep in memory of what they have.
+    `tails` is what the logs keep in memory of what they have; `writes_here` allows what rule 2 says of the event loop.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class LogFlusher:
         self.account: Callable[[FlushJob], None] | None = None
         """Told of jobs that no thread executes."""
         self.after_turn: Callable[[], None] | None = None
+        self.writes_here = True
         self._kernel: KernelSync | None = None
         self._no_writes_before = 0.0
         self._done: deque[FlushJob] = deque()
@@ -213,11 +214,10 @@ class LogFlusher:
 
     def _begin_thread(self, jobs: queue.SimpleQueue[FlushJob | None], name: str) -> bool:
         """Whether the system had one more."""
-        try:
+        with suppress(RuntimeError):
             threading.Thread(target=self._work, args=(jobs, self._token), name=name, daemon=True).start()
-        except RuntimeError:
-            return False
-        return True
+            return True
+        return False
 
     def _do_without_thread(self, job: FlushJob) -> None:
         self.execute(job)
@@ -228,16 +228,16 @@ class LogFlusher:
         self._under_way += 1
         if self._closings is None:
             closings: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
-            if not self._begin_thread(closings, "log-closer"):
-                self._do_without_thread(job)
-                return
-            self._closings = closings
-        self._closings.put(job)
+            self._closings = closings if self._begin_thread(closings, "log-closer") else None
+        if self._closings is None:
+            self._do_without_thread(job)
+        else:
+            self._closings.put(job)
 
     def _do_here(self, job: FlushJob) -> bool:
         """Write a small job, and leave its sync to the kernel. False: a thread has to do all of it."""
         kernel, began = self._kernel, time.perf_counter()
-        if kernel is None or began < self._no_writes_before or not job.is_plain():
+        if kernel is None or not self.writes_here or began < self._no_writes_before or not job.is_plain():
             return False
         if began - kernel.waits_since() > _SLOW_SYNC_S:
             return False

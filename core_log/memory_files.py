@@ -219,6 +219,10 @@ class MemoryFiles:
         """There is no disk."""
         return 0, 0
 
+    def place(self) -> tuple[int, int] | None:
+        """It has no name that another could have."""
+        return None
+
     def crash(self, dice: random.Random | None = None) -> MemoryFiles:
         """What is found after a power loss. Without `dice` nothing unsynced survives, with them it is drawn."""
         with self._lock:
@@ -378,6 +382,10 @@ class FaultyFiles:
     def space(self) -> tuple[int, int]:
         """See `Files`; `disk` when it is set."""
         return self.disk or self.inner.space()
+
+    def place(self) -> tuple[int, int] | None:
+        """See `Files`."""
+        return self.inner.place()
 
     def crash(self, dice: random.Random | None = None) -> MemoryFiles:
         """See `MemoryFiles.crash`; the inner files must be in memory."""

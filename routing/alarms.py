@@ -1,4 +1,4 @@
-"""When publishers have to wait: the disk or the memory runs short.
+"""When publishers have to wait: the disk or the memory runs short, or the data directory is gone.
 
 1. There is one state, `blocked`: why publishers wait, in RabbitMQ's words, or None. Whoever reads from publishers looks
    at it, or is told by a listener when it changes. Consumers never wait: they are what makes room.
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 LOW_ON_DISK = "low on disk"
 LOW_ON_MEMORY = "low on memory"
+MISPLACED = "the data directory is not where it was"
 _DISK_FREE_BYTES = 50_000_000
 """RabbitMQ's default."""
 _DISK_FREE_SHARE = 10
@@ -62,7 +63,8 @@ class Alarms:
             self.disk_low = free_bytes - unflushed < watermark + watermark // 8
         else:
             self.disk_low = free_bytes - unflushed < watermark
-        reasons = [LOW_ON_DISK] if self.disk_low else []
+        self._flusher.writes_here = not self.space.misplaced
+        reasons = [MISPLACED] if self.space.misplaced else [LOW_ON_DISK] if self.disk_low else []
         if self.memory_bytes_max and self.memory_bytes > self.memory_bytes_max:
             reasons.append(LOW_ON_MEMORY)
         self.room_bytes = free_bytes - watermark if self.space.total_bytes and not reasons else _NO_LIMIT

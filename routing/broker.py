@@ -369,7 +369,7 @@ async def open_broker(
         nursery.start_soon(housekeep, broker)
         nursery.start_soon(look_after_logs, flusher, config, broker.topology.topics.values)
         if cluster is not None:
-            cluster.is_low_on_disk = lambda: broker.alarms.disk_low
+            cluster.is_low_on_disk = lambda: broker.alarms.disk_low or broker.alarms.space.misplaced
             cluster.call_logs(lambda log: called(log, names_by_id(broker.topics.values())))
             nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)
         try:
