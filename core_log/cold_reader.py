@@ -24,6 +24,7 @@ from core_log.batch_header import HEADER_BYTES, parse_header
 from core_log.containing import LOOKED_BYTES_MAX, Groups, containing
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import BytesLike, File
+from core_log.noticing import noticed, noticing
 from core_log.record_decoder import decode_columns
 from core_log.segment import BatchPlace, Segment, check_batch, scan
 from core_log.segment_index import NO_TIMESTAMP_MS, SegmentIndex
@@ -68,20 +69,15 @@ def read_batches(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> l
 
     Raises OffsetOutOfRange, CorruptBatch, OSError.
     """
-    cuts = log.cuts
-    for _ in range(_ATTEMPTS):
-        try:
-            return _read(log, offset, max_bytes, limit)
-        except FileNotFoundError as error:
-            if offset < log.log_start_offset:
-                raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset) from None
-            gone: Exception = error
-        except CorruptBatch as error:
-            gone = error
-            break
-    if not (log.closed or log.truncating) and log.cuts == cuts:
-        log.unreadable = True
-    raise gone
+    with noticing(log):
+        for _ in range(_ATTEMPTS):
+            try:
+                return _read(log, offset, max_bytes, limit)
+            except FileNotFoundError as error:
+                if offset < log.log_start_offset:
+                    raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset) from None
+                gone = error
+        raise gone
 
 
 def read_containing(log: ReadableLog, offset: int, max_bytes: int, limit: int, groups: Groups) -> Looked:
@@ -225,7 +221,8 @@ def find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | Non
             return _find_timestamp(log, timestamp_ms)
         except FileNotFoundError as error:
             gone = error
-    raise gone
+    with noticing(log):
+        raise gone
 
 
 def _find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | None:
@@ -240,7 +237,7 @@ def _find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | No
         file = log.files.open(segment.log_path, create=False)
         try:
             position = segment.position_of(log.files, file, offset)
-            found = _find_in_segment(file, segment, position, timestamp_ms, start, limit)
+            found = _find_in_segment(log, file, segment, position, timestamp_ms, limit)
         finally:
             file.close()
         if found is not None:
@@ -249,9 +246,11 @@ def _find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | No
 
 
 def _find_in_segment(
-    file: File, segment: Segment, position: int, timestamp_ms: int, start: int, limit: int
+    log: ReadableLog, file: File, segment: Segment, position: int, timestamp_ms: int, limit: int
 ) -> tuple[int, int] | None:
-    for place in scan(file, segment.log_path, position, segment.written_bytes, piece_bytes=READ_BYTES_MIN):
+    start = log.log_start_offset
+    places = scan(file, segment.log_path, position, segment.written_bytes, piece_bytes=READ_BYTES_MIN)
+    for place in noticed(log, places):
         if place.next_offset > limit:
             break
         if place.max_timestamp_ms < timestamp_ms or place.next_offset <= start:

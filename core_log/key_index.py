@@ -41,6 +41,7 @@ from core_log.compression import DECOMPRESSED_BYTES_MAX
 from core_log.containing import Groups, key_strings
 from core_log.errors import CorruptBatch
 from core_log.files import File, Files
+from core_log.noticing import noticed, noticing
 from core_log.segment import Segment, check_batch, scan
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ def _step_in(
             for place in places:
                 if place < least:
                     continue
-                batch = _batch(file, segment, place, block.end)
+                with noticing(log):
+                    batch = _batch(file, segment, place, block.end)
                 header = parse_header(batch)
                 if header.next_offset <= offset:
                     continue
@@ -309,13 +311,13 @@ def extend(log: ReadableLog, pause: Callable[[], None], *, idle: bool) -> None:
         if segment.deleted or (blocks and blocks[-1].end >= segment.written_bytes):
             continue
         try:
-            _extend(log.files, segment, limit, pause, idle=idle)
+            _extend(log, segment, limit, pause, idle=idle)
         except FileNotFoundError:
             segment.keys = None  # it was deleted, or compacted
 
 
-def _extend(files: Files, segment: Segment, limit: int, pause: Callable[[], None], *, idle: bool) -> None:
-    end = segment.written_bytes
+def _extend(log: ReadableLog, segment: Segment, limit: int, pause: Callable[[], None], *, idle: bool) -> None:
+    files, end = log.files, segment.written_bytes
     file = files.open(segment.log_path, create=False)
     try:
         blocks = list(blocks_of(files, segment))
@@ -326,7 +328,7 @@ def _extend(files: Files, segment: Segment, limit: int, pause: Callable[[], None
         if end - start < TAIL_BYTES and not idle and segment.index is not None:
             return
         draft = _Draft(start, blocks[-1].next_offset if blocks else segment.base_offset)
-        for place in scan(file, segment.log_path, start, end):
+        for place in noticed(log, scan(file, segment.log_path, start, end)):
             if place.next_offset > limit:
                 break
             pause()

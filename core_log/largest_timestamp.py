@@ -7,6 +7,7 @@ headers of the batches at both ends are looked through. Files that are gone, del
 from __future__ import annotations
 
 from core_log.cold_reader import find_timestamp
+from core_log.noticing import noticed, noticing
 from core_log.readable_log import ReadableLog
 from core_log.record_batch import decode_columns
 from core_log.segment import Segment, scan
@@ -25,7 +26,8 @@ def find_largest_timestamp(log: ReadableLog) -> tuple[int, int] | None:
             return _find(log)
         except FileNotFoundError as error:
             gone = error
-    raise gone
+    with noticing(log):
+        raise gone
 
 
 def _find(log: ReadableLog) -> tuple[int, int] | None:
@@ -46,7 +48,7 @@ def _largest_seen(log: ReadableLog, segment: Segment, start: int, limit: int) ->
     file = log.files.open(segment.log_path, create=False)
     largest_ms = _NONE_MS
     try:
-        for place in scan(file, segment.log_path, 0, segment.written_bytes, check_crc=False):
+        for place in noticed(log, scan(file, segment.log_path, 0, segment.written_bytes, check_crc=False)):
             if place.next_offset > limit:
                 break
             if place.next_offset <= start or place.max_timestamp_ms <= largest_ms:

@@ -166,7 +166,9 @@ class Segment:
         if not self.index_damaged:
             self.index_damaged = True
             offset = self.base_offset + entry
-            logger.warning("%s.index is damaged at offset %d: more of the log is read instead", self.stem, offset)
+            logger.warning(
+                "%s.index leads to no batch at offset %d: more of the log is read instead", self.stem, offset
+            )
 
     def position_of(self, files: Files, file: Readable, offset: int) -> int:
         """Where to start scanning its file for an offset. Raises OSError."""

@@ -1,0 +1,89 @@
+"""Whoever finds a log's files damaged notes it, whatever was looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from crc32c import crc32c
+
+from core_log import cold_reader, key_index
+from core_log.batch_header import CRC_START, HEADER_BYTES
+from core_log.containing import LOOKED_BYTES_MAX, key_strings
+from core_log.errors import CorruptBatch
+from core_log.files import MemoryFiles
+from core_log.log_config import LogConfig
+from core_log.partition_log import PartitionLog
+from core_log.record_batch import BatchBuilder
+from tests.core_log.helpers import TIME_MS, flush, open_log
+
+COUNT = 30
+CONFIG = LogConfig(segment_bytes=2000, index_interval_bytes=100, key_index=True, tail_cache_bytes=1)
+
+
+def filled(spoil: Callable[[bytes], bytes] = bytes) -> PartitionLog:
+    """A log of batches with a key and a time each."""
+    log = open_log(MemoryFiles(), CONFIG)
+    for number in range(COUNT):
+        builder = BatchBuilder(0, 0, TIME_MS)
+        builder.add(0, b"k%d" % number, bytes(50), timestamp_ms=TIME_MS + number)
+        log.append(spoil(builder.build()))
+    flush(log)
+    return log
+
+
+def flip(log: PartitionLog, offset: int, place: int = HEADER_BYTES + 4) -> None:
+    segment = next(one for one in reversed(log.segments) if one.base_offset <= offset)
+    before = log.read_blocking(segment.base_offset, 1 << 20, before=offset) if offset > segment.base_offset else []
+    file, position = log.files.open(segment.log_path), sum(map(len, before)) + place
+    (byte,) = file.pread(1, position)
+    file.pwritev([bytes([byte ^ 4])], position)
+
+
+def by_time(log: PartitionLog) -> object:
+    return log.offset_for_timestamp(TIME_MS + 5)
+
+
+def by_key(log: PartitionLog) -> object:
+    return cold_reader.read_containing(log, 0, LOOKED_BYTES_MAX, log.high_watermark, [key_strings(b"k5")])
+
+
+def index_keys(log: PartitionLog) -> object:
+    return key_index.extend(log, lambda: None, idle=True)
+
+
+@pytest.mark.parametrize("look", [by_time, by_key, index_keys])
+def test_it_is_noted(look: Callable[[PartitionLog], object]) -> None:
+    log = filled()
+    if look is by_key:
+        index_keys(log)
+    look(log)
+    assert not log.unreadable
+    flip(log, 5)
+    if look is index_keys:
+        log.segments[0].keys = None
+        log.files.remove(f"{log.segments[0].stem}.keys")
+    with pytest.raises(CorruptBatch, match=r"wrong CRC"):
+        look(log)
+    assert log.unreadable
+
+
+def test_a_log_that_is_cut_meanwhile_is_not_damaged() -> None:
+    log = filled()
+    flip(log, 5)
+    log.truncating = True
+    with pytest.raises(CorruptBatch):
+        by_time(log)
+    assert not log.unreadable
+
+
+def test_what_was_written_so_is_not_the_files_fault() -> None:
+    def spoil(batch: bytes) -> bytes:
+        """A batch with a good CRC that holds no records."""
+        rest = batch[CRC_START:HEADER_BYTES] + b"\xff" * (len(batch) - HEADER_BYTES)
+        return batch[: CRC_START - 4] + crc32c(rest).to_bytes(4, "big") + rest
+
+    log = filled(spoil)
+    with pytest.raises(CorruptBatch):
+        by_time(log)
+    assert not log.unreadable
