@@ -5,8 +5,8 @@
    races, since the bytes of a written file never change.
 2. One `pread` of about the size asked for, at the position the sparse index names, instead of many small ones. What is
    handed on are views of what it gave, not copies.
-3. Every batch is checked, CRC included: a damaged one raises CorruptBatch with file and position, and is never handed
-   on.
+3. Every batch is checked, CRC included, and that it is of this segment: a damaged one raises CorruptBatch with file and
+   position, and is never handed on.
 4. Who looks for something (`containing.py`) is given the batches that may have it. They are looked at in slices of a
    millisecond or less, between which the event loop has its turn, and no more than `LOOKED_BYTES_MAX`, or less for many
    strings.
@@ -40,6 +40,9 @@ LOOK_BYTES = 1 << 20
 """So many bytes are looked through for one string at a time, and about so many are found at a time."""
 _ATTEMPTS = 10
 """So often a read finds its files gone, compacted, before that is taken for a fault."""
+
+_ENDLESS = 1 << 63
+"""No segment follows."""
 
 T = TypeVar("T")
 
@@ -135,16 +138,20 @@ def _indexed(
 
 
 def _read(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
-    for segment in log.segments_from(offset):
+    segments = log.segments_from(offset)
+    for at, segment in enumerate(segments):
         if segment.base_offset >= limit:
             break
-        batches = _read_segment(log, segment, offset, max_bytes, limit)
+        following = segments[at + 1].base_offset if at + 1 < len(segments) else _ENDLESS
+        batches = _read_segment(log, segment, offset, max_bytes, limit, following)
         if batches:
             return batches
     return []
 
 
-def _read_segment(log: ReadableLog, segment: Segment, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
+def _read_segment(
+    log: ReadableLog, segment: Segment, offset: int, max_bytes: int, limit: int, following: int
+) -> list[BytesLike]:
     end = segment.written_bytes
     file = log.files.open(segment.log_path, create=False)
     try:
@@ -154,7 +161,7 @@ def _read_segment(log: ReadableLog, segment: Segment, offset: int, max_bytes: in
         while position < end:
             wanted = min(size, end - position)
             data = file.pread(wanted, position)
-            batches, at, is_over = _batches_of(segment, data, position, offset, max_bytes, limit)
+            batches, at, is_over = _batches_of(segment, data, position, offset, max_bytes, limit, following)
             if batches or is_over:
                 return batches
             if not at:
@@ -167,7 +174,7 @@ def _read_segment(log: ReadableLog, segment: Segment, offset: int, max_bytes: in
 
 
 def _batches_of(
-    segment: Segment, data: bytes, position: int, offset: int, max_bytes: int, limit: int
+    segment: Segment, data: bytes, position: int, offset: int, max_bytes: int, limit: int, following: int
 ) -> tuple[list[BytesLike], int, bool]:
     """The batches in bytes of a segment, up to where they were looked at, and whether what follows is not wanted."""
     view = memoryview(data)
@@ -176,7 +183,7 @@ def _batches_of(
     is_over = False
     while len(data) - at >= HEADER_BYTES:
         try:
-            batch_bytes, _, next_offset, _ = _check(segment, data, position, at)
+            batch_bytes, _, next_offset, _ = _check(segment, data, position, at, following)
         except CorruptBatch:
             if batches:
                 break  # what is whole before the damage; the next read begins with it
@@ -196,11 +203,14 @@ def _batches_of(
     return batches, at, is_over
 
 
-def _check(segment: Segment, data: bytes, position: int, at: int) -> tuple[int, int, int, int]:
+def _check(segment: Segment, data: bytes, position: int, at: int, following: int) -> tuple[int, int, int, int]:
     try:
-        return check_batch(data, at, len(data))
+        found = check_batch(data, at, len(data))
+        if not segment.base_offset <= found[1] < found[2] <= following:
+            raise CorruptBatch(f"offsets {found[1]} to {found[2] - 1} in another segment than theirs")
     except CorruptBatch as error:
         raise CorruptBatch(f"{segment.log_path} at position {position + at}: {error}") from None
+    return found
 
 
 def _size_of_first(segment: Segment, data: bytes, position: int, there: int) -> int:

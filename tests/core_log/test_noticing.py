@@ -17,7 +17,7 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
 from tests.core_log.helpers import TIME_MS, flush, open_log
 
-COUNT = 30
+COUNT = 90
 CONFIG = LogConfig(segment_bytes=2000, index_interval_bytes=100, key_index=True, tail_cache_bytes=1)
 
 
@@ -87,3 +87,18 @@ def test_what_was_written_so_is_not_the_files_fault() -> None:
     with pytest.raises(CorruptBatch):
         by_time(log)
     assert not log.unreadable
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_files_in_each_others_place_are_damaged(other: int) -> None:
+    log = filled()
+    first, second = log.segments[2], log.segments[2 + (other - 2)]
+    for suffix in (".log", ".index", ".timeindex"):
+        log.files.rename(first.stem + suffix, "aside")
+        log.files.rename(second.stem + suffix, first.stem + suffix)
+        log.files.rename("aside", second.stem + suffix)
+    end = log.segments[3].base_offset
+    for offset in range(first.base_offset, end):
+        with pytest.raises(CorruptBatch):
+            log.read_blocking(offset, 1)
+    assert log.unreadable
