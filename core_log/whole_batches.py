@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from core_log.batch_header import parse_header
-from core_log.errors import CorruptBatch
+from core_log.errors import CorruptBatch, LogError
 from core_log.files import BytesLike
 from core_log.readable_log import ReadableLog
 
@@ -21,7 +21,7 @@ def whole_batches(log: ReadableLog, offset: int, damaged: Damaged) -> Iterator[B
         try:
             batches = log.read_blocking(offset, _READ_BYTES, unsynced=True)
         except (CorruptBatch, FileNotFoundError) as error:
-            behind = _behind(log, offset)
+            behind = readable_behind(log, offset, log.written_offset)
             damaged(offset, behind, error)
             offset = behind
             continue
@@ -32,14 +32,14 @@ def whole_batches(log: ReadableLog, offset: int, damaged: Damaged) -> Iterator[B
             offset = parse_header(batch).next_offset
 
 
-def _behind(log: ReadableLog, offset: int) -> int:
-    """From where on the log can be read again: not the first such offset, but one that few reads find."""
-    step = 1
-    while offset + step < log.written_offset:
+def readable_behind(log: ReadableLog, offset: int, end: int) -> int:
+    """Up to which offset, at most `end`, a log that is damaged at an offset cannot be read. Blocks."""
+    damaged, whole, step = offset, end, 1
+    while damaged + 1 < whole:
+        at = min(offset + step, end - 1) if whole == end else (damaged + whole) // 2
         try:
-            log.read_blocking(offset + step, 1, unsynced=True)
-        except (CorruptBatch, FileNotFoundError):
-            step *= 2
-        else:
-            return offset + step
-    return log.written_offset
+            log.read_blocking(at, 1, unsynced=True)
+            whole = at
+        except (LogError, OSError):
+            damaged, step = at, step * 2
+    return whole

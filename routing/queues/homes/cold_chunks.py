@@ -2,7 +2,8 @@
 
 1. A chunk holds every slab of [first, end) that the log has there. Once one is handed out the next is read ahead.
 2. Few chunks are kept, the oldest goes first.
-3. What the log does not hold where it should is lost and said so; what the disk refuses now is asked for again.
+3. What the log does not hold where it should is lost and said so, once for each stretch that cannot be read; what the
+   disk refuses now is asked for again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import trio
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import parse_header
+from core_log.threads import in_thread
+from core_log.whole_batches import readable_behind
 from routing.config import BrokerConfig
 from routing.queues.gathering import skip_unreadable
 from routing.queues.homes.cold_reads import ColdReads
@@ -34,9 +37,11 @@ _CHUNKS_MAX = 8
 class ColdChunk:
     """Slabs read back from the log: everything in [first, end)."""
 
-    __slots__ = ("end", "entries", "first", "firsts", "read_ahead")
+    __slots__ = ("damaged", "end", "entries", "first", "firsts", "read_ahead")
 
-    def __init__(self, first: int, end: int, entries: list[CachedSlab]) -> None:
+    def __init__(self, first: int, end: int, entries: list[CachedSlab], *, damaged: bool = False) -> None:
+        self.damaged = damaged
+        """Nothing of it can be read, which was said."""
         self.first = first
         self.end = end
         self.entries = entries
@@ -92,9 +97,11 @@ class ColdChunks:
 
         To the queue the message is `known_by` another offset if it was moved (`moves.py`).
         """
-        if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
+        here = [chunk for chunk in self._chunks if chunk.first <= offset < chunk.end]
+        if here:
             # The log was read there and does not hold the message: damage, not a reason to ask for ever.
-            logger.error("offset %d of %s cannot be read: message lost", offset, self._log.directory)
+            if not here[0].damaged:
+                logger.error("offset %d of %s cannot be read: message lost", offset, self._log.directory)
             skip_unreadable(queue, known_by)
             return
         waiting = self._loading.get(offset)
@@ -133,17 +140,24 @@ class ColdChunks:
         """What the log holds from `offset` on, as much as is read at once; waits while the disk refuses, and where the
         files are damaged until somebody leads who has the messages.
         """
-        log = self._log
+        log, waited = self._log, False
         while True:
             try:
                 # A queue may deliver what is not synced yet: its own restart settles what became of it.
                 batches = await log.read_cold(offset, self._config.cold_read_bytes, unsynced=True)
                 return self._decode(offset, batches)
             except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
-                logger.error("cannot read %s at offset %d: %s", log.directory, offset, error)
-                if not log.is_whole_elsewhere:
-                    return ColdChunk(offset, offset + 1, [])
-                await trio.sleep(self._config.flush_retry_interval_ms / 1000)
+                if log.is_whole_elsewhere:
+                    if not waited:
+                        logger.error("cannot read %s at offset %d: %s", log.directory, offset, error)
+                    waited = True
+                    await trio.sleep(self._config.flush_retry_interval_ms / 1000)
+                    continue
+                behind = await in_thread(readable_behind, log, offset, log.written_offset)
+                behind = max(behind, offset + 1)
+                text = "cannot read %s at offset %d, what it holds up to offset %d is lost: %s"
+                logger.error(text, log.directory, offset, behind - 1, error)
+                return ColdChunk(offset, behind, [], damaged=True)
             except OSError as error:
                 # Not lost: the disk may recover, as it may for writes.
                 logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, error)

@@ -59,6 +59,8 @@ class Scattered:
         self._reading: set[Queue] = set()
         self._not_there: set[int] = set()
         self._reader = SlabReader()
+        self._said = ""
+        """What was wrong when something could not be read."""
         self._stretch_s = 0.0
         """When the stretch began,"""
         self._stretch_left = 0
@@ -154,7 +156,9 @@ class Scattered:
         try:
             runs = await in_thread(lambda: read_records(self._log, rising, _READ_BYTES_MAX, self._known))
         except (OSError, CorruptBatch, OffsetOutOfRange) as error:
-            logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
+            if str(error) != self._said:
+                self._said = str(error)
+                logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
             runs = []
         for run in runs:
             self._hold(self._reader.one(run))

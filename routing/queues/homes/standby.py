@@ -20,10 +20,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from core_log.errors import OffsetOutOfRange
+from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import decode_runs, iterate_records, parse_header
+from core_log.whole_batches import readable_behind
 from routing.queues.fact_columns import BLOCK_BITS, Columns, FactColumns
 from routing.queues.homes.directory import DIRECTORY_BIT, Directory, decode_directory, directory_of, each_of
 from routing.queues.homes.home_records import set_id_of
@@ -92,9 +93,10 @@ class Standby:
     # --- being fed ---------------------------------------------------------------------
 
     def read(self, log: PartitionLog, end: int) -> None:
-        """Apply the log from `offset` up to `end`; blocks. What goes meanwhile, as no queue needs it, is left out.
+        """Apply the log from `offset` up to `end`; blocks. What goes meanwhile, as no queue needs it, is left out, and
+        with a line what is damaged: what was settled there comes again.
 
-        Raises OffsetOutOfRange, CorruptBatch, OSError.
+        Raises OffsetOutOfRange, OSError.
         """
         while self.offset < end:
             self.offset = max(self.offset, log.log_start_offset)
@@ -104,11 +106,20 @@ class Standby:
                 if log.log_start_offset <= self.offset:
                     raise
                 continue
+            except (CorruptBatch, FileNotFoundError) as error:
+                self.leave_out(log, readable_behind(log, self.offset, end), error)
+                continue
             if not batches:
                 break
             for batch in batches:
                 self.apply(batch)
         self.finish(end)
+
+    def leave_out(self, log: PartitionLog, behind: int, error: Exception) -> None:
+        """Go on behind what cannot be read, which is said."""
+        text = "%s: offsets %d to %d cannot be read, what they say of messages is lost: %s"
+        logger.error(text, log.directory, self.offset, behind - 1, error)
+        self.offset = behind
 
     def apply(self, batch: BytesLike) -> None:
         """Apply the log's next batch. Raises CorruptBatch."""

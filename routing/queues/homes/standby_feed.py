@@ -22,6 +22,7 @@ from core_log.files import BytesLike, Files
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
 from core_log.threads import in_thread
+from core_log.whole_batches import readable_behind
 from routing.queues.homes.checkpoints import encode_checkpoint, load_checkpoint
 from routing.queues.homes.standby import Standby
 
@@ -145,7 +146,9 @@ class StandbyFeed:
 
     async def finish(self, end: int, known: Known) -> Standby:
         """Take in all that the log has below `end`, committed or not, after `stop`: this broker leads it now, so that
-        nothing of it is cut any more. Raises OSError, CorruptBatch, OffsetOutOfRange.
+        nothing of it is cut any more. What is damaged is left out if nobody else could lead it.
+
+        Raises OSError, CorruptBatch, OffsetOutOfRange.
         """
         await self._load()
         log, standby = self._log, self.standby
@@ -153,7 +156,14 @@ class StandbyFeed:
         while standby.offset < end:
             batches = log.read_replica(standby.offset, _READ_BYTES)
             if batches is None:
-                batches = await log.read_replica_cold(standby.offset, _READ_BYTES)
+                try:
+                    batches = await log.read_replica_cold(standby.offset, _READ_BYTES)
+                except (CorruptBatch, FileNotFoundError) as error:
+                    if log.is_whole_elsewhere:
+                        raise
+                    behind = await in_thread(readable_behind, log, standby.offset, end)
+                    standby.leave_out(log, behind, error)
+                    continue
                 if not batches and log.written_offset < end:
                     await trio.sleep(0.001)  # not written yet, and not in memory any more
                     continue

@@ -1,0 +1,110 @@
+"""Homes of which the disk has lost something that nobody else has: it is said once, and the rest flows on."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from core_log.errors import CorruptBatch
+from core_log.log_config import LogConfig
+from core_log.log_flusher import LogFlusher
+from core_log.memory_files import MemoryFiles
+from core_log.replica_log import ReplicaLog
+from routing.queues.homes.standby_feed import Known, StandbyFeed
+from routing.queues.packed_ranges import unpack
+from routing.session import Outcome
+from tests.routing.harness import engine
+
+COUNT = 100
+LOG = f"queues/0/{0:020d}.log"
+CONFIG = {"stripes": 1, "stripe_cache_bytes": 10_000}
+
+
+async def filled(files: MemoryFiles) -> None:
+    """A queue of messages of which the first ten are settled, on a broker that was stopped."""
+    async with engine(files, **CONFIG) as running:
+        await running.broker.declare_queue("q", durable=True)
+        client = running.client()
+        for number in range(COUNT):
+            await client.publish_safely("q", f"{number:01000}")
+        client.session.set_prefetch(10, per_session=False)
+        await client.consume("q")
+        running.turn()
+        await running.until(lambda: len(client.deliveries) == 10)
+        client.session.settle_up_to(client.take()[-1].id, Outcome.ACK)
+        running.turn()
+
+
+def flip(files: MemoryFiles, share: float) -> None:
+    file, position = files.open(LOG), int(files.size(LOG) * share)
+    (byte,) = file.pread(1, position)
+    file.pwritev([bytes([byte ^ 4])], position)
+
+
+async def left(files: MemoryFiles) -> list[int]:
+    """What a consumer gets after another start."""
+    async with engine(files, **CONFIG) as running:
+        client = running.client()
+        await client.consume("q")
+        got: list[int] = []
+        queue = running.broker.topology.queues["q"]
+        with trio.fail_after(20):
+            while queue.message_count or queue.outstanding:
+                running.turn()
+                for one in client.take():
+                    got.append(int(one.body))
+                    client.session.settle(one.id, one.id, Outcome.ACK)
+                await trio.sleep(0.001)
+        await running.client().publish_safely("q", "1000")
+        await running.until(lambda: client.deliveries)
+        assert client.take_bodies() == ["1000"]
+        return got
+
+
+@pytest.mark.parametrize("without", ["the file", "the checkpoint"])
+async def test_a_start_goes_on_behind_what_is_damaged(without: str, caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    await filled(files)
+    flip(files, 0.5)
+    if without == "the checkpoint":
+        files.remove("queues/0/checkpoint")
+    got = await left(files)
+    assert len(set(got)) == len(got) > 80
+    assert set(range(10, 40)) | set(range(60, 100)) <= set(got)
+    assert len(caplog.records) <= 4, "said once for the place, and not for each message"
+
+
+async def test_much_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    await filled(files)
+    file = files.open(LOG)
+    file.pwritev([bytes(40_000)], 30_000)
+    got = await left(files)
+    assert 40 < len(got) < 70
+    assert len(caplog.records) <= 6
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_replica_leads_a_damaged_home_if_nobody_else_could(
+    elsewhere: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = MemoryFiles()
+    await filled(files)
+    flip(files, 0.5)
+    files.remove("queues/0/checkpoint")
+    log = ReplicaLog.open_replica(files, "queues/0", LogConfig(), LogFlusher(), wall_clock_ms=lambda: 0)
+    log.high_watermark = end = log.log_end_offset
+    log.may_hand_over = lambda: elsewhere
+
+    async def known() -> Known:
+        return Known(None)
+
+    feed = StandbyFeed(files, log, checkpoint_interval_bytes=1 << 30, save=lambda log, content: None, known=known)
+    if elsewhere:
+        with pytest.raises(CorruptBatch):
+            await feed.finish(end, Known(None))
+        return
+    standby = await feed.finish(end, Known(None))
+    (live,) = (sum(count for _, count in unpack(ranges)) for ranges in standby.live.values() if ranges)
+    assert 80 < live <= COUNT
+    assert len(caplog.records) == 1
