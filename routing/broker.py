@@ -213,6 +213,7 @@ class Broker(Turns):
         self.purge_queue = control.purge_queue
         self.bind = control.bind
         self.unbind = control.unbind
+        self.change_bindings = control.change_bindings
         self.create_topic = topics.create_topic
         self.topic_control = topics
         self.create_partitions = topics.create_partitions

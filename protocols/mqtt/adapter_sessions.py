@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -192,14 +192,22 @@ class LastingSession:
         """The queue, while it is there."""
         return self._adapter.broker.topology.vhost(self._adapter.config.virtual_host).queues.get(self.name)
 
-    def bindings(self, pattern: str | None = None) -> list[Binding]:
-        """Those of the session's queue that are subscriptions, all or those with a pattern."""
+    def bindings(self) -> list[Binding]:
+        """Those of the session's queue that are subscriptions."""
         vhost = self._adapter.broker.topology.vhost(self._adapter.config.virtual_host)
         return [
             binding
             for binding in vhost.bindings_to.get(("queue", self.name), ())
-            if binding.exchange == EXCHANGE and binding.syntax == "mqtt" and pattern in (None, binding.pattern)
+            if binding.exchange == EXCHANGE and binding.syntax == "mqtt"
         ]
+
+    def arguments_of(self, patterns: Collection[str]) -> dict[str, list[Mapping[str, Any]]]:
+        """The arguments of the bindings that have these patterns; of none that has no binding."""
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for one in self.bindings():
+            if one.pattern in patterns:
+                found.setdefault(one.pattern, []).append(one.arguments)
+        return found
 
     def subscriptions(self) -> list[tuple[str, SubscriptionOptions]]:
         """The patterns that the session is subscribed to, with their options."""

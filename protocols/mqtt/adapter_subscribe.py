@@ -21,7 +21,8 @@ from protocols.mqtt.adapter_sys import system_of
 from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from protocols.mqtt.topics import Rewriting
-from routing.errors import AccessRefused, BrokerError
+from routing.declaring.control import Bound
+from routing.errors import AccessRefused, BrokerError, LimitExceeded
 from routing.kept.retained import give_out
 from routing.session import Consumer, Session
 
@@ -147,7 +148,12 @@ class Subscribing:
         """Make filters effective; SUBACK has the packet id and, besides theirs, the codes of `answer`."""
         granted = self._subscriptions.granted
         known = {one.topic_filter for one in requests if exclusive.pattern(one.topic_filter) in granted}
-        codes = [await self._grant(request, subscription_id) for request in requests]
+        asked: dict[str, SubscriptionOptions] = {}
+        codes = [await self._grant(request, subscription_id, asked) for request in requests]
+        refused = await self._bind(asked) if not self._adapter.closed else {}
+        if refused:
+            asked_of = [exclusive.pattern(one.topic_filter) for one in requests]
+            codes = [refused.get(pattern, code) for pattern, code in zip(asked_of, codes, strict=True)]
         if not self._adapter.closed:
             self._changed()
             await self._consume()
@@ -155,22 +161,28 @@ class Subscribing:
                 packet_id, others = answer
                 self._adapter.outbox.write(self._adapter.wire.suback(packet_id, codes + others))
             patterns = [exclusive.pattern(one) for one in wanted(requests, codes, known)]
-            asked = [(one, granted[one]) for one in patterns if one in granted]
-            await self._adapter.retaining.give_out(self._queue, asked)
+            given = [(one, granted[one]) for one in patterns if one in granted]
+            await self._adapter.retaining.give_out(self._queue, given)
             await give_out(self._session, self._queue, system_of(self._adapter).subscribed(self._adapter, patterns))
 
     def _changed(self) -> None:
         self._delivering.forget_routes()
         self._adapter.publishing.name_publisher(always=self._subscriptions.are_for_others)
 
-    async def _grant(self, request: SubscriptionRequest, subscription_id: int) -> int:
-        """Make one filter effective; returns its reason code in SUBACK."""
+    async def _grant(
+        self, request: SubscriptionRequest, subscription_id: int, asked: dict[str, SubscriptionOptions]
+    ) -> int:
+        """Make one filter effective, or put it with what is to be bound together (`_bind`); its reason code in SUBACK,
+        if it can be.
+        """
         topic_filter, granted = request.topic_filter, self._subscriptions.granted
         shares, replays = self.shares.granted, self._replays.granted
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
             return ReasonCode.TOPIC_FILTER_INVALID
-        there = exclusive.pattern(topic_filter) in granted or topic_filter in shares or topic_filter in replays
-        if not there and len(granted) + len(shares) + len(replays) >= self._adapter.config.subscriptions_max:
+        pattern = exclusive.pattern(topic_filter)
+        there = pattern in granted or pattern in asked or topic_filter in shares or topic_filter in replays
+        room = self._adapter.config.subscriptions_max - len(granted) - len(shares) - len(replays)
+        if not there and room <= len(asked) and room <= len(asked.keys() - granted.keys()):
             return ReasonCode.QUOTA_EXCEEDED
         options = SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, subscription_id)
         if topic_filter.startswith(PREFIX):
@@ -178,69 +190,67 @@ class Subscribing:
         if topic_filter.startswith(REPLAY):
             return await self._replays.begin(topic_filter, options)
         try:
-            if topic_filter.startswith(exclusive.PREFIX):
-                return await self._bind_alone(topic_filter, options)
-            return await self._bind(exclusive.pattern(topic_filter), options)
+            self._require_read(pattern)
+            if topic_filter.startswith(exclusive.PREFIX) and (code := await self._claim(topic_filter)):
+                return code
         except BrokerError as error:
-            log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
-            return reason_of(error, SUBACK_REASONS, not_authorized_told=self._adapter.config.not_authorized_told)
+            return self._refusal(topic_filter, error)
+        asked[pattern] = options
+        return options.qos
 
-    async def _bind_alone(self, topic_filter: str, options: SubscriptionOptions) -> int:
+    def _refusal(self, topic_filter: str, error: BrokerError) -> ReasonCode:
+        log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
+        return reason_of(error, SUBACK_REASONS, not_authorized_told=self._adapter.config.not_authorized_told)
+
+    async def _claim(self, topic_filter: str) -> int:
+        """Have a filter for this client alone; the reason code if it cannot be. Raises BrokerError."""
         inner = exclusive.inner(topic_filter)
         if not inner or inner.startswith("$"):
             return ReasonCode.TOPIC_FILTER_INVALID
         self._queue = self._queue or await self._declare_queue()
         if not await exclusive.claim(self._adapter, topic_filter, self._queue):
             return ReasonCode.QUOTA_EXCEEDED
-        return await self._bind(exclusive.pattern(inner), options)
+        return ReasonCode.SUCCESS
 
-    async def _bind(self, pattern: str, options: SubscriptionOptions) -> int:
-        if pattern not in self._subscriptions.granted or self._lasting is not None:
-            await self._make_binding(pattern, options)
-        self._subscriptions.grant(pattern, options)
-        return options.qos
+    async def _bind(self, asked: dict[str, SubscriptionOptions]) -> dict[str, ReasonCode]:
+        """Have bindings for patterns, by one change: to write each for itself would take a thousand times as long. The
+        reason codes of those that cannot be.
+        """
+        if not asked:
+            return {}
+        try:
+            await self._make_bindings(asked)
+        except LimitExceeded as error:
+            if len(asked) == 1:
+                return {pattern: self._refusal(routing_key_to_topic(pattern), error) for pattern in asked}
+            pairs, half = list(asked.items()), len(asked) // 2
+            return await self._bind(dict(pairs[:half])) | await self._bind(dict(pairs[half:]))
+        except BrokerError as error:
+            return {pattern: self._refusal(routing_key_to_topic(pattern), error) for pattern in asked}
+        for pattern, options in asked.items():
+            self._subscriptions.grant(pattern, options)
+        return {}
 
-    async def _make_binding(self, pattern: str, options: SubscriptionOptions) -> None:
-        adapter = self._adapter
-        if not self._queue:
-            self._queue = await self._declare_queue()
-        self._require_read(pattern)
-        vhost = adapter.config.virtual_host
+    async def _make_bindings(self, asked: dict[str, SubscriptionOptions]) -> None:
+        self._queue = self._queue or await self._declare_queue()
         if self._lasting is None:
-            await adapter.broker.bind(
-                "queue", self._queue, EXCHANGE, pattern, {}, syntax="mqtt", owner=adapter, vhost=vhost
-            )
+            granted = self._subscriptions.granted
+            await self._change_bindings([(pattern, {}) for pattern in asked if pattern not in granted], [])
             return
-        before = self._lasting.bindings(pattern)
-        arguments = to_arguments(options)
-        if not any(one.arguments == arguments for one in before):
-            await adapter.broker.bind(
-                "queue", self._queue, EXCHANGE, pattern, arguments, syntax="mqtt", owner=adapter, vhost=vhost
-            )
-        for one in before:
-            if one.arguments != arguments:
-                await self._unbind(pattern, one.arguments)
-
-    async def _unbind(self, pattern: str, arguments: Mapping[str, Any]) -> None:
-        adapter = self._adapter
-        await adapter.broker.unbind(
-            "queue",
-            self._queue,
-            EXCHANGE,
-            pattern,
-            arguments,
-            syntax="mqtt",
-            owner=adapter,
-            vhost=adapter.config.virtual_host,
+        before = self._lasting.arguments_of(asked)
+        wanted = {pattern: to_arguments(options) for pattern, options in asked.items()}
+        await self._change_bindings(
+            [(pattern, one) for pattern, one in wanted.items() if one not in before.get(pattern, ())],
+            [(pattern, one) for pattern, some in before.items() for one in some if one != wanted[pattern]],
         )
 
-    async def _remove(self, pattern: str) -> None:
-        """Have no binding of a pattern any more. Raises BrokerError."""
-        if self._lasting is None:
-            await self._unbind(pattern, {})
-            return
-        for one in self._lasting.bindings(pattern):
-            await self._unbind(pattern, one.arguments)
+    async def _change_bindings(self, new: list[Bound], gone: list[Bound]) -> None:
+        if new or gone:
+            adapter = self._adapter
+            queue, vhost = ("queue", self._queue), adapter.config.virtual_host
+            await adapter.broker.change_bindings(
+                queue, EXCHANGE, new=new, gone=gone, syntax="mqtt", owner=adapter, vhost=vhost
+            )
 
     async def _declare_queue(self) -> str:
         info = await self._adapter.broker.declare_queue(
@@ -257,7 +267,10 @@ class Subscribing:
     async def unsubscribe(self, event: Unsubscribe) -> None:
         """Unbind; filters that are not there are answered all the same (MQTT-3.10.4-5)."""
         reasons = [ReasonCode.NO_SUBSCRIPTION_EXISTED] * len(event.filters)
-        for index, topic_filter in enumerate(map(self._rewriting.filter, event.filters)):
+        filters = [self._rewriting.filter(topic_filter) for topic_filter in event.filters]
+        bound = self._bound({exclusive.pattern(topic_filter) for topic_filter in filters})
+        gone: list[Bound] = []
+        for index, topic_filter in enumerate(filters):
             if self._queue:
                 await exclusive.release(self._adapter, topic_filter, self._queue)
             pattern = exclusive.pattern(topic_filter)
@@ -265,13 +278,20 @@ class Subscribing:
                 reasons[index] = await self.shares.leave(topic_filter)
             elif topic_filter.startswith(REPLAY):
                 reasons[index] = self._replays.end(topic_filter)
-            elif pattern in self._subscriptions.granted or (self._lasting and self._lasting.bindings(pattern)):
+            elif pattern in bound:
                 reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(pattern)
-                await self._remove(pattern)
+                gone += [(pattern, arguments) for arguments in bound.pop(pattern)]
+        await self._change_bindings([], gone)
         if not self._adapter.closed:
             self._changed()
             self._adapter.outbox.write(self._adapter.wire.unsuback(event.packet_id, reasons))
+
+    def _bound(self, patterns: Collection[str]) -> dict[str, list[Mapping[str, Any]]]:
+        """The arguments of the client's bindings with these patterns."""
+        if self._lasting is None:
+            return {pattern: [{}] for pattern in patterns if pattern in self._subscriptions.granted}
+        return self._lasting.arguments_of(patterns)
 
     async def _consume(self) -> None:
         """Consume without acknowledgement as long as nothing was granted QoS 1."""

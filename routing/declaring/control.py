@@ -6,10 +6,9 @@ are the topology's (`topology/plans.py`, `topology/broker_plans.py`); `Broker` h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import trio
@@ -30,7 +29,6 @@ from routing.topics.stream_settings import STREAM
 from routing.topology import broker_plans, plans
 from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
-from routing.topology.entries import Plan
 from routing.topology.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
@@ -47,6 +45,10 @@ class QueueInfo:
     name: str
     message_count: int
     consumer_count: int
+
+
+Bound = tuple[str, Mapping[str, Any] | None]
+"""The pattern of a binding, and its arguments."""
 
 
 class BindingOptions(TypedDict, total=False):
@@ -337,41 +339,43 @@ class Control:
         """Bind a "queue", "exchange" or "topic". Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument,
         LimitExceeded, StorageUnavailable.
         """
-        ends = exchange, (destination_kind, destination)
-        plan = partial(broker_plans.bind, self.topology)
-        await self._change_binding("queues.bind", plan, ends, pattern, arguments, **options)
+        await self.change_bindings((destination_kind, destination), exchange, new=[(pattern, arguments)], **options)
 
     async def unbind(
         self, destination_kind: str, destination: str, exchange: str, pattern: str,
         arguments: Mapping[str, Any] | None = None, **options: Unpack[BindingOptions],
     ) -> None:  # fmt: skip
         """The inverse of `bind`; a binding that is not there is no error, nor is an end of it that is not there."""
-        ends = exchange, (destination_kind, destination)
-        await self._change_binding("queues.unbind", plans.unbind, ends, pattern, arguments, **options)
+        await self.change_bindings((destination_kind, destination), exchange, gone=[(pattern, arguments)], **options)
 
-    async def _change_binding(
+    async def change_bindings(
         self,
-        operation: str,
-        plan: Callable[[VirtualHost, Binding, object], Plan],
-        ends: tuple[str, Destination],
-        pattern: str,
-        arguments: Mapping[str, Any] | None,
+        destination: Destination,
+        exchange: str,
         *,
+        new: Sequence[Bound] = (),
+        gone: Sequence[Bound] = (),
         syntax: str = "amqp",
         owner: object = None,
         vhost: str = DEFAULT_VHOST,
     ) -> None:
+        """`bind` and `unbind` many at once: one change, written together. None is made if one cannot be."""
         topology = self.topology
-        exchange, (kind, name) = ends
-        binding = Binding.make(exchange, (kind, name), pattern, arguments, syntax)
+        kind, name = destination
         away = self._away(vhost, name) if kind == "queue" else None
         source = topology.vhost(vhost).exchanges.get(exchange)
         if away is not None and (source is None or source.durable):
             # Who has the queue tells all what it wants. Exchanges that end with this broker have it do so here.
-            said = {"exchange": exchange, "pattern": pattern, "syntax": syntax, "arguments": dict(arguments or {})}
-            await ask_leader(away, operation, {"name": name, "vhost": vhost, **said})
+            for operation, some in (("queues.bind", new), ("queues.unbind", gone)):
+                for pattern, arguments in some:
+                    said = {"exchange": exchange, "pattern": pattern, "syntax": syntax, "arguments": arguments or {}}
+                    await ask_leader(away, operation, {"name": name, "vhost": vhost, **said})
             return
-        await topology.change(lambda: plan(topology.vhost(vhost), binding, owner))
+        come, go = (
+            [Binding.make(exchange, destination, pattern, arguments, syntax) for pattern, arguments in some]
+            for some in (new, gone)
+        )
+        await topology.change(lambda: broker_plans.change_bindings(topology, topology.vhost(vhost), come, go, owner))
         await self._known_to_others()
 
     async def _known_to_others(self) -> None:

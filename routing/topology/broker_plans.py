@@ -5,7 +5,7 @@ A broker has limits of exchanges, queues, bindings and virtual hosts; the rules 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routing.errors import AccessRefused, LimitExceeded
@@ -13,7 +13,7 @@ from routing.queues.queue import Queue
 from routing.topology import plans
 from routing.topology.binding import Binding
 from routing.topology.catalog import DEFAULT_VHOST
-from routing.topology.entries import Entry, Plan, queue_key, vhost_key
+from routing.topology.entries import Entry, Key, Plan, queue_key, vhost_key
 from routing.topology.exchange import DEFAULT_EXCHANGES
 from routing.topology.policies import policy_key
 from routing.topology.removal import Removal
@@ -95,13 +95,21 @@ def declare_queue(
     return Plan([Entry(queue_key(vhost.name, name), value, written, owner if exclusive else None)], guards)
 
 
-def bind(topology: Topology, vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
-    """`plans.bind`, and the limit. Raises LimitExceeded."""
-    plan = plans.bind(vhost, binding, owner)
-    if plan.entries:
+def change_bindings(
+    topology: Topology, vhost: VirtualHost, new: Iterable[Binding], gone: Iterable[Binding], owner: object
+) -> Plan:
+    """`plans.bind`, which comes first, and `plans.unbind`, and the limit. Raises LimitExceeded."""
+    guards: dict[Key, None] = {}
+    entries: list[Entry] = []
+    for binding in new:
+        one = plans.bind(vhost, binding, owner)
+        entries += one.entries
+        guards |= dict.fromkeys(one.guards)
+    if entries:
         there = sum(vhost.binding_count for vhost in topology.vhosts.values())
-        _require_room("bindings", there, topology.config.bindings_max)
-    return plan
+        _require_room("bindings", there + len(entries) - 1, topology.config.bindings_max)
+    plan = plans.unbind(vhost, gone, owner)
+    return Plan(entries + plan.entries, list(guards | dict.fromkeys(plan.guards)))
 
 
 def _require_room(what: str, there: int, limit: int) -> None:

@@ -281,16 +281,21 @@ def bind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
     return Plan([Entry(binding.key(vhost.name), value, vhost.is_durable(binding), binding)], guards)
 
 
-def unbind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
-    """Remove a binding; one that is not there is no error, nor is an exchange or a queue that is not there."""
-    guards = _ends(vhost, binding)
-    exchange = vhost.exchanges.get(binding.exchange)
-    if exchange is None or binding not in exchange.bindings:
-        return Plan(guards=[*guards, binding.key(vhost.name)])
-    if binding.destination[0] == "queue" and binding.destination[1] in vhost.queues:
-        vhost.source(binding.destination[1], owner)
-    plan = Removal(vhost).binding(binding).plan()
-    plan.guards = guards
+def unbind(vhost: VirtualHost, bindings: Iterable[Binding], owner: object) -> Plan:
+    """Remove bindings; one that is not there is no error, nor is an exchange or a queue that is not there."""
+    guards: dict[Key, None] = {}
+    removal = Removal(vhost)
+    for binding in bindings:
+        guards |= dict.fromkeys(_ends(vhost, binding))
+        exchange = vhost.exchanges.get(binding.exchange)
+        if exchange is None or binding not in exchange.bindings:
+            guards[binding.key(vhost.name)] = None
+            continue
+        if binding.destination[0] == "queue" and binding.destination[1] in vhost.queues:
+            vhost.source(binding.destination[1], owner)
+        removal.binding(binding)
+    plan = removal.plan()
+    plan.guards = list(guards)
     return plan
 
 
