@@ -3,15 +3,16 @@
 Deliveries and publishes are numbered alike in a session of their own, so a confirm up to a number settles up to it.
 What goes wrong on the way leaves messages where they were, at worst in both places.
 
-A copy is published to the destination by name. One that died there before comes back as it had come, with its exchange
-and routing key: an MQTT client has no other way to know its topic.
+A copy has the exchange and routing key by which the message came: an MQTT client has no other way to know its topic.
+One that died at the destination before comes back as it had come there. What came by the default exchange, where the
+key is the name of a queue, goes as it did before it first died, or else is published to the destination by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -78,15 +79,25 @@ class _Mover:
         self.changed.set()
 
 
+def _way(exchange: str, key: str, deaths: Any, destination: str) -> tuple[str, str]:
+    """Exchange and routing key of a copy; see the module."""
+    way = came_by(deaths, destination)
+    if way is None and not exchange:
+        way = came_by(deaths)
+        return way if way is not None and way[0] else ("", destination)
+    return way or (exchange, key)
+
+
 def _copies(slab: Slab, destination: str) -> Iterator[Slab]:
     """The messages as the destination gets them, in order."""
-    editor, by_name = editor_of(slab.properties.protocol), ("", destination)
+    editor, count = editor_of(slab.properties.protocol), len(slab.bodies)
     raws = [slab.properties.raw] if slab.raws is None else slab.raws
-    ways = [by_name] * len(raws)
+    histories: list[Any] = [None] * len(raws)
     if editor is not None:  # else they have not died
-        ways = [came_by(editor.headers(raw, (DEATHS,)).get(DEATHS), destination) or by_name for raw in raws]
+        histories = [editor.headers(raw, (DEATHS,)).get(DEATHS) for raw in raws]
     if slab.raws is None:
-        ways *= len(slab.bodies)
+        histories *= count
+    ways = [_way(slab.exchange, slab.key_of(at), histories[at], destination) for at in range(count)]
     start = 0
     for exchange, group in groupby(ways, lambda way: way[0]):
         keys = [key for _, key in group]

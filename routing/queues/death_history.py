@@ -68,10 +68,12 @@ def record(known: Any, death: Death) -> dict[str, Any]:
     return headers | {name: getattr(death, part) for part, name in _LAST.items()}
 
 
-def came_by(deaths: Any, queue: str) -> tuple[str, str] | None:
-    """Exchange and routing key by which a message first came to a queue that it has died in, by its `x-death`."""
+def came_by(deaths: Any, queue: str | None = None) -> tuple[str, str] | None:
+    """Exchange and routing key by which a message first came to a queue that it has died in, the first or this one, by
+    its `x-death`.
+    """
     for entry in reversed(deaths) if isinstance(deaths, (list, tuple)) else ():
-        if isinstance(entry, Mapping) and entry.get("queue") == queue:
+        if isinstance(entry, Mapping) and queue in (None, entry.get("queue")):
             exchange, keys = entry.get("exchange"), entry.get("routing-keys")
             if isinstance(exchange, str) and isinstance(keys, (list, tuple)) and keys and isinstance(keys[0], str):
                 return exchange, keys[0]

@@ -193,6 +193,31 @@ async def test_an_operator_publishes_as_a_client_does(world: World) -> None:
         await ask(world, "messages.publish", mqtt_topic="a", exchange="amq.topic")
 
 
+@pytest.mark.parametrize("by_way_of", ["", "dead"])
+async def test_what_is_moved_to_another_client_has_its_topic(world: World, by_way_of: str) -> None:
+    """From the session of a device that is replaced, or from where its messages died."""
+    broker = world.broker
+    await broker.declare_queue("dead", durable=True)
+    definition = {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
+    if by_way_of:
+        await broker.set_policy("dead", "^mqtt\\.old", definition | {"message-ttl": 0}, apply_to="queues")
+    for name in ("old", "new"):
+        client, _ = await opened(world, name, block(session_expiry=100), flags=0)
+        await client.send(subscribe_5(1, (f"{name}/#", 1)))
+        client.lose()
+    publisher, _ = await opened(world, "p")
+    topics = ["old/v1.2", "old/x", "old/x", "old"]
+    await publisher.send(*(publish_5(topic, b"x", qos=1, packet_id=at) for at, topic in enumerate(topics, 1)))
+    await trio.testing.wait_all_tasks_blocked()
+    world.broker.end_turn()
+    source = by_way_of or "mqtt.old"
+    assert await ask(world, "queues.move", source=source, destination="mqtt.new") == {"moved": 4, "left": 0}
+    client = world.open()
+    await client.send(connect_5("new", block(session_expiry=100), flags=0))
+    _, *messages = await told(client)
+    assert [body[2 : 2 + body[1]].decode() for _, body in messages] == topics
+
+
 async def test_dead_letters_that_are_moved_back_have_their_topics_again(world: World) -> None:
     broker = world.broker
     await broker.declare_queue("dead", durable=True)
