@@ -20,7 +20,7 @@ from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscripti
 from protocols.mqtt.adapter_sys import system_of
 from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
-from protocols.mqtt.topics import Rewriting
+from protocols.mqtt.topics import Rewriting, as_shared
 from routing.declaring.control import Bound
 from routing.errors import AccessRefused, BrokerError, LimitExceeded
 from routing.kept.retained import give_out
@@ -119,8 +119,11 @@ class Subscribing:
     async def subscribe(self, event: Subscribe) -> None:
         """Bind a queue for each filter, consume, and say what was granted."""
         requests = event.requests[: self._adapter.config.subscriptions_max]
-        if self._adapter.config.topic_rewrites:
-            requests = [replace(one, topic_filter=self._rewriting.filter(one.topic_filter)) for one in requests]
+        meant = [self._rewriting.filter(one.topic_filter) for one in requests]
+        requests = [
+            one if topic_filter == one.topic_filter else replace(one, topic_filter=topic_filter)
+            for one, topic_filter in zip(requests, meant, strict=True)
+        ]
         if self._adapter.connect.is_bridge:
             requests = [replace(one, no_local=True, retain_as_published=True) for one in requests]
         too_many: list[int] = [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
@@ -135,7 +138,7 @@ class Subscribing:
                 log.warning("MQTT %s: not subscribed to %r: a name has a wildcard", self._adapter.peer, one.topic)
                 continue
             terms = one.qos, one.no_local, one.retain_as_published, one.retain_handling
-            requests.append(SubscriptionRequest(topic_filter, *terms))
+            requests.append(SubscriptionRequest(as_shared(topic_filter), *terms))
         if requests:
             await self._add(requests, 0)
 

@@ -29,6 +29,15 @@ _BEFORE_NAMES = re.compile(r"\$delayed/[^/]*/")
 _BEFORE_FILTERS = re.compile(r"\$(?:share/[^/]*|replay/[^/]*|exclusive)/")
 
 
+_QUEUE = "$queue/"
+_QUEUE_GROUP = "$share/$queue/"
+
+
+def as_shared(topic_filter: str) -> str:
+    """`$queue/<filter>` is EMQX's older word for a share of the group `$queue`; all others are what they are."""
+    return _QUEUE_GROUP + topic_filter[len(_QUEUE) :] if topic_filter.startswith(_QUEUE) else topic_filter
+
+
 @cache
 def compiled(expression: str) -> Any:
     """An expression of RE2, whose time is linear in the topic. Raises re2.error."""
@@ -104,7 +113,7 @@ class Rewriting:
 
     def filter(self, topic_filter: str) -> str:
         """The filter to subscribe to."""
-        return self._rewritten(topic_filter, _BEFORE_FILTERS, self._of_filters, check_topic_filter)
+        return self._rewritten(as_shared(topic_filter), _BEFORE_FILTERS, self._of_filters, check_topic_filter)
 
     def _rewritten(
         self, topic: str, before: re.Pattern[str], rules: Sequence[tuple[Any, str]], check: Callable[[str], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.topics import AutoSubscription
 from routing.access.grants import TopicPermission
 from routing.broker import Broker
 from tests.protocols.mqtt.conftest import Client, World
@@ -59,6 +60,19 @@ async def test_a_group_gets_what_others_get_too_and_each_group_all(world: World)
     assert sorted(other.take_deliveries()) == [
         ("a/b", 0, None, b"0"), ("a/b", 0, None, b"1"), ("a/b", 1, 1, b"0"), ("a/b", 1, 2, b"1"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [None, MqttConfig(auto_subscriptions=[AutoSubscription("$queue/a/+", qos=1)])])
+async def test_queue_is_an_older_word_for_a_group(world: World, config: MqttConfig | None) -> None:
+    members = [await world.client(name, config=config) for name in ("m", "n")]
+    if config is None:
+        assert [await one.subscribe(("$queue/a/+", 1)) for one in members] == [b"\1", b"\1"]
+    await numbered(world, 4)
+    assert [len(payloads(one)) for one in members] == [2, 2]
+    await members[0].send(unsubscribe(2, "$queue/a/+"))
+    members[0].take()
+    await numbered(world, 2)
+    assert [len(payloads(one)) for one in members] == [0, 2]
 
 
 async def test_mqtt_4_8_2_3_each_member_gets_messages_at_its_own_qos(world: World) -> None:
