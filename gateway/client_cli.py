@@ -157,13 +157,19 @@ def list_all(client: BlockingClient, operation: str, **arguments: Any) -> tuple[
             return page["columns"], rows
 
 
+def _title(column: str, columns: Sequence[str]) -> str:
+    """What a column is called in a table: `connected_at_ms` is "connected", unless another is."""
+    short = column.removesuffix("_at_ms")
+    return (short if short == column or short not in columns else column.removesuffix("_ms")).replace("_", " ")
+
+
 def show(columns: Sequence[str], rows: Collection[Sequence[Any]], as_json: bool) -> None:
     """Print a list as a table, or as a JSON array of objects."""
     if as_json:
         click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], ensure_ascii=False, indent=2))
         return
     times = [column.endswith("_at_ms") for column in columns]
-    titles = [column.removesuffix("_at_ms").replace("_", " ") for column in columns]
+    titles = [_title(column, columns) for column in columns]
     shown = [titles, *([_cell(value, time) for value, time in zip(row, times, strict=True)] for row in rows)]
     numbers = [not time for time in times]
     for row in rows:
