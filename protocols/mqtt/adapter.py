@@ -235,6 +235,7 @@ class MqttAdapter:
         config = self.config
         rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
         told = connack_properties(config, connect, assigned)
+        sessions = sessions_of(self.broker)
         if code == ReasonCode.SUCCESS and not self._takes_connack(connect, told):
             return
         if code == ReasonCode.SUCCESS:
@@ -243,11 +244,10 @@ class MqttAdapter:
             except BrokerError as error:
                 self._refuse_will(error)
                 return
-            code = self._join(connect)
+            code = self._join(connect, sessions.clients.get(connect.client_id))
         if code != ReasonCode.SUCCESS:
             self._refuse(code, connect)
             return
-        sessions = sessions_of(self.broker)
         previous = sessions.clients.get(connect.client_id)
         if previous is not None:
             previous.taken_over()
@@ -354,15 +354,17 @@ class MqttAdapter:
             self._connection.authenticated()
             await self._open(connect)
 
-    def _join(self, connect: Connect) -> ReasonCode:
-        """Become a client of the broker, with the rights of its user; the reason code."""
+    def _join(self, connect: Connect, previous: MqttAdapter | None) -> ReasonCode:
+        """Become a client of the broker, with the rights of its user, in place of its `previous` connection; the reason
+        code.
+        """
         user = self._login.user_of(connect)
         client = Client(
             "mqtt", user, self.config.virtual_host, self.peer, self._ended_by_operator, connect.client_id,
             VERSIONS.get(connect.protocol_level, ""),
         )  # fmt: skip
         try:
-            self.grants = self.broker.connect(self, client, client_id=connect.client_id)
+            self.grants = self.broker.connect(self, client, client_id=connect.client_id, instead_of=previous)
         except BrokerError as error:
             log.warning("MQTT %s: %s", self.peer, error)
             if isinstance(error, NotAllowed) and not isinstance(error, NoPermission):

@@ -95,14 +95,18 @@ class Control:
         else:
             await keeping.operate("forget", name)
 
-    def connect(self, owner: object, client: Client, *, client_id: str | None = None) -> Grants:
+    def connect(
+        self, owner: object, client: Client, *, client_id: str | None = None, instead_of: object = None
+    ) -> Grants:
         """A client connection is about to work in its virtual host; what it may do there. `Broker.release` is the
-        inverse. For `client_id` see `Rights.grants`. Raises NotAllowed, Banned.
+        inverse. For `client_id` see `Rights.grants`; the place of a connection that it comes `instead_of` counts as
+        free. Raises NotAllowed, Banned.
         """
         self._broker.bans.require_welcome(client.name, client.user, client.peer)
         found = self.topology.vhost(client.vhost)
         grants = self._broker.rights.grants(client.user, client.vhost, client_id=client_id)
-        limit = found.room("max-connections", len(found.connections) - len(found.attending))
+        others = len(found.connections) - len(found.attending) - (instead_of in found.connections)
+        limit = found.room("max-connections", others)
         if limit is not None:
             raise NotAllowed(
                 f"access to vhost '{client.vhost}' refused for user '{client.user}': "
