@@ -250,7 +250,7 @@ class MqttAdapter:
             return
         previous = sessions.clients.get(connect.client_id)
         if previous is not None:
-            previous.taken_over()
+            previous.taken_over(self.peer)
         sessions.clients[connect.client_id] = self
         self.connect = connect
         lasting = None
@@ -408,8 +408,10 @@ class MqttAdapter:
         log.log(level, "MQTT %s: closing the connection of client %r: %s", self.peer, name, reason)
         self.outbox.write(b"")  # makes the shell look at `closed` when it was not our own read that ended it
 
-    def taken_over(self) -> None:
-        """The client has connected again, here or elsewhere (MQTT-3.1.4-3)."""
+    def taken_over(self, by: str) -> None:
+        """The client has connected again, here or elsewhere (MQTT-3.1.4-3); `by` says from where."""
+        if not self.closed:
+            sessions_of(self.broker).takeovers.happened(self.connect.client_id, self.peer, by, self._clock())
         self.fenced()
         self._leave()
 

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_arguments
 from protocols.mqtt.events import NEVER_S, Connect
+from protocols.mqtt.takeovers import Takeovers
 from protocols.mqtt.topics import compiled
 from routing.cluster.clients.clients_elsewhere import FIRST
 from routing.queues.queue import Queue
@@ -53,6 +54,7 @@ class Sessions:
         """The connection of each client identifier (MQTT-3.1.4-2)."""
         self.taken: dict[str, TakenIds] = {}
         """Of sessions that last."""
+        self.takeovers = Takeovers()
         self._broker = ref(broker)
         self._left: dict[str, Position] = {}
         """How far other brokers have to get with what was said for clients that are gone."""
@@ -73,7 +75,7 @@ class Sessions:
         if there is not None and there.config.virtual_host == vhost:
             if not there.has_begun and not beaten:
                 return False
-            there.taken_over()
+            there.taken_over("another broker")
         position = self._left.pop(client_id, None)
         if position and broker is not None and broker.elsewhere is not None:
             await broker.elsewhere.reached(position)

@@ -1,9 +1,66 @@
-"""Clients that connect while they are connected: there is room for them."""
+"""Clients that connect while they are connected: what an operator hears of it, and that there is room for them."""
 
 from __future__ import annotations
 
-from tests.protocols.mqtt.conftest import World
+import logging
+
+import pytest
+
+from protocols.mqtt.takeovers import LINES_MAX, MANY, WINDOW_S, Takeovers
+from tests.protocols.mqtt.conftest import CONNACK, World
 from tests.protocols.mqtt.wire import connect
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+def _said(lines: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    found = [(one.levelname, one.getMessage()) for one in lines.records]
+    lines.clear()
+    return found
+
+
+async def test_a_takeover_is_in_the_log_with_both_addresses(world: World, lines: pytest.LogCaptureFixture) -> None:
+    peers = ["127.0.0.1:1", "127.0.0.1:2"]
+    first, second = (world.open(peer=peer) for peer in peers)
+    for client in (first, second):
+        await client.send(connect("pump"))
+        assert client.take() == CONNACK
+    assert first.closed
+    ((level, text),) = _said(lines)
+    assert level == "INFO"
+    assert "'pump'" in text
+    assert all(peer in text for peer in peers)
+
+
+async def test_who_is_gone_already_was_not_taken_over(world: World, lines: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        client = world.open()
+        await client.send(connect("pump"))
+        client.lose()
+    assert not _said(lines)
+
+
+def test_two_devices_that_fight_over_an_identifier_are_told_of_once_a_window(lines: pytest.LogCaptureFixture) -> None:
+    takeovers = Takeovers()
+    for turn in range(100):
+        takeovers.happened("pump", "a", "b", 10 + turn / 10)
+    assert [level for level, _ in _said(lines)] == ["INFO", "WARNING"]
+    takeovers.happened("pump", "a", "b", 10 + WINDOW_S)
+    assert [level for level, _ in _said(lines)] == ["INFO"]
+
+
+def test_where_all_come_back_at_once_the_log_is_not_filled(lines: pytest.LogCaptureFixture) -> None:
+    takeovers = Takeovers()
+    for number in range(3 * LINES_MAX):
+        takeovers.happened(f"device-{number}", "a", "b", 0)
+    assert len(_said(lines)) == LINES_MAX
+    for _ in range(MANY):
+        takeovers.happened("pump", "a", "b", 0)
+    assert [level for level, _ in _said(lines)] == ["WARNING"]
 
 
 async def test_who_takes_over_needs_no_further_place_among_the_connections(world: World) -> None:
