@@ -10,7 +10,7 @@
    long queues could not read the acks that shorten them.
 3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
    One that fires late, because this process stood still, lets the socket be read first: what the peer said in time may
-   wait there.
+   wait there. So it may where so many speak at once that their turns take longer than a deadline.
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
    the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
@@ -46,6 +46,7 @@ log = structlog.get_logger(__name__)
 
 _LATE_S = 0.25
 _READ_FIRST_S = 0.1
+_LOOK_AGAIN_S = 1.0
 
 MakeAdapter = Callable[[SocketOutbox, str, str | None], Adapter]
 """Makes the adapter of a new connection from its outbox, the address of the peer, and what its certificate calls it."""
@@ -337,8 +338,20 @@ class Connection:
         if at < self._armed_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._armed_at = at
-            self._timer = self._shell.timers.at(at, self._timer_fired)
+            self._arm_at(at)
+
+    def _arm_at(self, at: float) -> None:
+        self._armed_at = at
+        self._timer = self._shell.timers.at(at, self._timer_fired)
+
+    def _is_kept_waiting(self) -> bool:
+        """Whether there is something to read that has not had its turn yet, as so many others have theirs."""
+        if self._in_turn or self.adapter.held:
+            return False
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -349,10 +362,12 @@ class Connection:
             due = adapter.next_timer_at()
             if not adapter.closed and now - due > _LATE_S and due != self._put_off:
                 self._put_off = due
-                self._armed_at = now + _READ_FIRST_S
-                self._timer = self._shell.timers.at(self._armed_at, self._timer_fired)
+                self._arm_at(now + _READ_FIRST_S)
                 return
             if not adapter.closed and due <= now:
+                if self._is_kept_waiting():
+                    self._arm_at(now + _LOOK_AGAIN_S)
+                    return
                 adapter.handle_timer(now)
             if adapter.closed:
                 self._wake()

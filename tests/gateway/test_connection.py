@@ -316,6 +316,24 @@ async def test_what_came_while_the_process_stood_still_is_read_before_a_deadline
         await until(lambda: adapter.timer_calls)
 
 
+async def test_who_has_spoken_and_was_not_read_yet_is_not_late(mock_clock: MockClock) -> None:
+    """Thousands who connect at once have their turns one after the other."""
+    async with open_door(LongerKeepAlive) as door, await door.connect() as client:
+        adapter = await door.adapter()
+        await client.send_all(b"1")
+        await receive_exactly(client, 1)
+        (connection,) = door.shell.connections
+        for _ in range(20):
+            client.socket._sock.send(b"ping")  # type: ignore[attr-defined]
+            mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
+            connection._timer_fired()
+            await receive_exactly(client, 4)
+        assert adapter.timer_calls == []
+        mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
+        connection._timer_fired()
+        assert len(adapter.timer_calls) == 1
+
+
 async def test_an_earlier_deadline_replaces_the_timer_and_the_end_cancels_it() -> None:
     async with open_door() as door, await door.connect() as client:
         adapter = await door.adapter()
