@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 from protocols.convert import topic_to_routing_key
+from protocols.mqtt.adapter_marking import PREFIX as SHARE
 from protocols.mqtt.adapter_sessions import sessions_of
+from protocols.mqtt.adapter_shares import MEMBERS
 from protocols.mqtt.events import PUBREC, PUBREL, Acknowledgements
 from protocols.mqtt.raw import GIVEN, RETAIN
 from routing.alarms import resident_bytes
@@ -179,9 +181,11 @@ class System:
         broker, traffic = self._broker, self.traffic
         clients = sessions_of(broker).clients.values()
         vhost = broker.topology.vhosts.get(self._vhost)
-        queues = [] if vhost is None else [one for one in vhost.queues.values() if one.name.startswith("mqtt.")]
+        every = [] if vhost is None else vhost.queues.values()
+        queues = [queue for queue in every if queue.name.startswith("mqtt.") and not queue.elsewhere]
         connected = len(clients)
-        offline = sum(1 for queue in queues if queue.durable and not queue.consumers)
+        away = [queue for queue in queues if queue.durable and not queue.consumers]
+        offline = len(away)
         self._clients_max = max(self._clients_max, connected + offline)
         waiting = sum(queue.message_count + queue.outstanding for queue in queues)
         heap_bytes = resident_bytes()
@@ -195,8 +199,9 @@ class System:
             "messages/sent": traffic.messages_sent,
             "messages/stored": retained.count + waiting,
             "store/messages/count": retained.count + waiting, "store/messages/bytes": retained.size_bytes,
-            "subscriptions/count": sum(len(one.subscribing.patterns) for one in clients if one.has_begun),
-            "shared_subscriptions/count": sum(len(one.subscribing.shares.granted) for one in clients if one.has_begun),
+            "subscriptions/count": self._subscriptions(queues),
+            "shared_subscriptions/count": sum(len(one.subscribing.shares.granted) for one in clients if one.has_begun)
+            + sum(map(self._shares, away)),
             "retained messages/count": retained.count,
             "publish/messages/received": traffic.publishes_received, "publish/messages/sent": traffic.publishes_sent,
             "publish/messages/dropped": retained.refused + self._gave_way,
@@ -206,6 +211,21 @@ class System:
             "heap/maximum": max(heap_bytes, int(self._values.get("$SYS.broker.heap.maximum", "0"))),
         }  # fmt: skip
         return {"version": f"millrace version {OWN_VERSION}"} | {k: str(v) for k, v in figures.items()}
+
+    def _subscriptions(self, queues: list[Queue]) -> int:
+        """Those of clients that are connected, and of sessions that last."""
+        vhost = self._broker.topology.vhosts.get(self._vhost)
+        if vhost is None:
+            return 0
+        count_to = vhost.exchanges[_EXCHANGE].bindings.count_to
+        return sum(count_to(("queue", queue.name)) for queue in queues)
+
+    def _shares(self, queue: Queue) -> int:
+        """Of how many groups a session is a member."""
+        vhost, to = self._broker.topology.vhosts[self._vhost], ("queue", queue.name)
+        if not vhost.exchanges[MEMBERS].bindings.count_to(to):
+            return 0
+        return sum(one.exchange == MEMBERS and one.pattern.startswith(SHARE) for one in vhost.bindings_to[to])
 
     def _bytes_sent(self) -> int:
         clients = sessions_of(self._broker).clients.values()

@@ -142,6 +142,10 @@ class BindingsFrom:
     def __len__(self) -> int:
         return self._count
 
+    def count_to(self, destination: Destination) -> int:
+        """How many of them lead there."""
+        return self._counts.get(destination, 0)
+
     def __contains__(self, binding: Binding) -> bool:
         return binding in self._to.get(binding.destination, ())
 

@@ -31,7 +31,7 @@ CONNACK = b"\x20\2\0\0"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     directory = tmp_path_factory.mktemp("mqtt")
-    (directory / "millrace.toml").write_text("[engine]\nwill_grace_ms = 100\n")
+    (directory / "millrace.toml").write_text("[engine]\nwill_grace_ms = 100\n[mqtt]\nsys_interval_s = 1\n")
     arguments = ("--config", str(directory / "millrace.toml"))
     with cluster_processes(directory / "cluster", relayed=False, arguments=arguments) as found:
         found.until_whole()
@@ -115,6 +115,29 @@ def test_a_retained_message_is_known_at_all_brokers(cluster: ClusterProcesses) -
             reader.subscribe("kept/#")
             assert reader.next() == ("kept/a", b"3", True)
             assert reader.silent()
+
+
+def test_each_session_is_counted_by_one_broker(cluster: ClusterProcesses) -> None:
+    names = [f"counted-{number}" for number in range(6)]
+    for name in names[3:]:
+        with Device(cluster, 1, name, lasting=True):
+            pass
+    with ExitStack() as stack:
+        for number, name in zip(cluster.brokers, names, strict=False):
+            stack.enter_context(Device(cluster, number, name, lasting=True))
+        watchers = [stack.enter_context(Device(cluster, number, f"sys-{number}")) for number in cluster.brokers]
+        for one in watchers:
+            one.subscribe("$SYS/broker/clients/#", 0)
+        with BlockingClient(f"{cluster.brokers[1].host}:{cluster.brokers[1].native_port}") as operator:
+            away = sum(not row[4] for row in operator.administer("sessions.list")["rows"])
+        wanted = {"connected": 6, "disconnected": away, "total": 6 + away}
+        found: list[dict[str, int]] = [{} for _ in watchers]
+        until_s = time.monotonic() + PATIENCE_S
+        while {name: sum(one.get(name, 0) for one in found) for name in wanted} != wanted:
+            assert time.monotonic() < until_s, (found, wanted)
+            for one, values in zip(watchers, found, strict=True):
+                topic, body, _ = one.next()
+                values[topic.rpartition("/")[2]] = int(body)
 
 
 def test_a_session_is_taken_over_by_another_broker(cluster: ClusterProcesses) -> None:

@@ -60,6 +60,22 @@ async def test_newcomers_get_all_and_then_what_changes(world: World, clock: Mock
     assert told(first) == {}
 
 
+async def test_subscriptions_of_clients_that_are_away_are_counted(world: World, clock: MockClock) -> None:
+    for number in range(3):
+        device = await world.client(f"device-{number}", config=CONFIG, clean=False)
+        await device.subscribe(("a/+", 1), ("$share/g/b", 1), ("c", 0))
+        if number:
+            device.lose()
+    watcher = await world.client("watcher", config=CONFIG)
+    await watcher.send(subscribe(1, ("$SYS/#", 0)))
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    values = told(watcher)
+    counted = ("subscriptions", "shared_subscriptions")
+    assert [values[f"$SYS/broker/{one}/count"][0] for one in counted] == ["7", "3"]
+    assert values["$SYS/broker/clients/disconnected"][0] == "2"
+
+
 async def test_only_filters_that_begin_with_it_match(world: World, clock: MockClock) -> None:
     client = await world.client("c", config=CONFIG)
     await client.send(subscribe(1, ("#", 0), ("+/broker/version", 0), ("$SYS/broker/clients/+", 0)))
