@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 KEEP_ALIVE_FACTOR = 1.5
 VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 """What the levels of the protocol are called."""
+_SMALL_BYTES = 1000
+"""While more of a packet is on its way its bytes count, as with Mosquitto: on a slow link a large one may take longer
+than the keep-alive."""
 _SHOWN_MAX = 200
 """Most characters of a name that a client may have made up."""
 
@@ -99,7 +102,7 @@ class MqttAdapter:
         self._deadline_s = clock() + self.config.connect_timeout_s
         self._keep_alive_s = 0.0
         self._heard = False
-        """Packets came since the deadline was set; it is worked out when the turn is over."""
+        """Something came since the deadline was set; it is worked out when the turn is over."""
         self.connect = Connect(4, "")
         self._shown_name = ""
         """What the client calls itself, in the log: those who are refused as well."""
@@ -160,7 +163,7 @@ class MqttAdapter:
                     await self._control(event)
         except BrokerError as error:
             self.end(str(error), code=reason_of(error, SERVER_DISCONNECT_REASONS))
-        if events:
+        if events or (self.session is not None and self._connection.missing_bytes > _SMALL_BYTES):
             self._heard = True
         if violation is not None and not self.closed:
             self.outbox.write(violation.answer)

@@ -119,6 +119,11 @@ class ServerConnection:
         self._buffer = bytearray()
         self._wanted = 0
 
+    @property
+    def missing_bytes(self) -> int:
+        """How much of a packet is still to come, of which something is here."""
+        return max(self._wanted - len(self._buffer), 0) if self._buffer else 0
+
     def receive_data(self, data: bytes) -> list[Event]:
         """The events of all packets completed by `data`.
 

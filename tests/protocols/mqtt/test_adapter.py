@@ -203,6 +203,30 @@ async def test_mqtt_3_1_2_24_silence_of_one_and_a_half_keep_alives_closes(world:
     assert client.closed
 
 
+async def test_a_packet_may_take_longer_than_the_keep_alive_to_arrive(world: World) -> None:
+    client = await world.client(keep_alive_s=10)
+    await client.subscribe(("a", 0))
+    image = publish("a", bytes(200_000))
+    for start in range(0, len(image), 60_000):
+        client.tick(14)
+        assert not client.closed
+        await client.send(image[start : start + 60_000])
+    assert [len(payload) for *_, payload in client.take_deliveries()] == [200_000]
+    await client.send(image[:-1000])
+    client.tick(14)
+    await client.send(image[-1000:-1])
+    client.tick(1.1)
+    assert client.closed
+
+
+async def test_half_a_connect_does_not_put_its_deadline_off(world: World) -> None:
+    client = world.open(config=MqttConfig(connect_timeout_s=10))
+    for one in connect("c")[:3]:
+        await client.send(bytes((one,)))
+        client.tick(4)
+    assert client.closed
+
+
 async def test_no_keep_alive_means_no_deadline(world: World) -> None:
     client = await world.client(keep_alive_s=0)
     assert client.adapter.next_timer_at() == math.inf
