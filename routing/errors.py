@@ -72,6 +72,10 @@ class LimitExceeded(BrokerError):
     """A configured limit was reached (size, count or length)."""
 
 
+class QueueFull(LimitExceeded):
+    """A queue refuses what it has no room for. Trying again later may work."""
+
+
 class StorageUnavailable(BrokerError):
     """The log cannot be written now (disk full, I/O error); nothing was confirmed. Trying again later may work."""
 

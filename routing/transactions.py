@@ -14,8 +14,8 @@
    crash before brings it back.
 6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back. If
    it refuses what is decided, the commit is answered when it has taken it.
-7. So it is if a queue here would refuse some of the messages because it is full. Once it is decided every queue takes
-   them, whatever came into it meanwhile, and so does one that another broker leads. A step lets full queues drop them.
+7. So it is if a queue would refuse some of the messages because it is full; who leads it elsewhere is asked. Once it is
+   decided every queue takes them, whatever came into it meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import PartitionLog
 from routing.commits import CommitWaiter
-from routing.errors import BrokerError, LimitExceeded, PreconditionFailed, StorageUnavailable
+from routing.errors import BrokerError, LimitExceeded, PreconditionFailed, QueueFull, StorageUnavailable
 from routing.log_transactions.store import is_redo_record
 from routing.message import Slab
 from routing.publishing.deduplication import put
@@ -140,17 +140,19 @@ class Plan:
                     raise taken_back(queue)
 
     def require_room(self) -> None:
-        """Raises LimitExceeded if a queue here refuses some of the messages."""
-        wanted: dict[Queue, list[BytesLike]] = {}
+        """Raises QueueFull if a queue here refuses some of the messages."""
+        for queue, bodies in self.refusing(elsewhere=False).items():
+            if room(queue, bodies)[0] < len(bodies):
+                raise full(queue)
+
+    def refusing(self, *, elsewhere: bool) -> dict[Queue, list[BytesLike]]:
+        """The queues that refuse what is too much, here or led by others, and the bodies that each is to take."""
+        found: dict[Queue, list[BytesLike]] = {}
         for route, slab, _ in self.routed:
             for queue in route.guarded:
-                if queue.settings.overflow != "drop-head" and not queue.elsewhere:
-                    wanted.setdefault(queue, []).extend(slab.bodies)
-        for queue, bodies in wanted.items():
-            if room(queue, bodies)[0] < len(bodies):
-                raise LimitExceeded(
-                    f"queue '{queue.name}' in vhost '{queue.vhost}' is full: nothing of the transaction took effect"
-                )
+                if queue.settings.overflow != "drop-head" and queue.elsewhere is elsewhere:
+                    found.setdefault(queue, []).extend(slab.bodies)
+        return found
 
     def prepare(self) -> None:
         """See to it that nothing can be refused any more. Raises LogUnavailable."""
@@ -158,16 +160,14 @@ class Plan:
             for home, destinations in route.homes:
                 home.prepare(destinations)
 
-    def apply(self, *, decided: bool = True) -> None:
-        """Do everything. What is settled goes first: it makes room in queues that have a limit. For `decided` see
-        `Session.deliver_to`.
-        """
+    def apply(self) -> None:
+        """Do everything. What is settled goes first: it makes room in queues that have a limit."""
         session = self.session
         for entry, outcome in self.transaction.taken:
             session.finish(entry, outcome)
         with for_others(self.published):
             for route, slab, mandatory in self.routed:
-                session.deliver_to(route, slab, mandatory, decided=decided)
+                session.deliver_to(route, slab, mandatory, decided=True)
 
     def places(self, marker: bytes) -> Places:
         """Where the logs here end that it publishes to."""
@@ -197,6 +197,11 @@ class Plan:
 def taken_back(queue: Queue) -> PreconditionFailed:
     """A leader that is gone had delivered what a transaction settles, or the link to it is."""
     return PreconditionFailed(f"a message that the transaction settles is back in queue '{queue.name}'")
+
+
+def full(queue: Queue) -> QueueFull:
+    """It refuses some of what a transaction publishes."""
+    return QueueFull(f"queue '{queue.name}' in vhost '{queue.vhost}' is full: nothing of the transaction took effect")
 
 
 def _routed(session: Session, slab: Slab, copies: Sequence[str]) -> list[tuple[Route, Slab]]:
@@ -265,8 +270,6 @@ class Transactions:
                 plan = await self._planned(session, transaction)
             finally:
                 del self.under_way[transaction]
-            if step is None:
-                plan.require_room()
             plan.prepare()
             direct = None if step else self._direct_home(plan)
             if direct is not None:
@@ -293,20 +296,25 @@ class Transactions:
 
     async def _planned(self, session: Session, transaction: Transaction) -> Plan:
         """What it comes to; in a cluster a home that has no leader now is waited for. Raises StorageUnavailable,
-        PreconditionFailed.
+        PreconditionFailed, QueueFull.
         """
         until = trio.current_time() + (self.shared.publish_patience_s if self.shared is not None else 0)
+        has_asked = False
         while True:
             plan = Plan(session, transaction)
             plan.require_deliveries()
             try:
-                plan.require_logs()
-                return plan
-            except StorageUnavailable:
-                if trio.current_time() >= until or session.closed:
-                    raise
-            try:
-                await trio.sleep(_RETRY_S / 2)
+                try:
+                    plan.require_logs()
+                    plan.require_room()
+                    if has_asked or self.shared is None:
+                        return plan
+                    await self.shared.require_room(plan)
+                    has_asked = True
+                except StorageUnavailable:
+                    if trio.current_time() >= until or session.closed:
+                        raise
+                    await trio.sleep(_RETRY_S / 2)
             except trio.Cancelled:
                 session.take_back(transaction)
                 raise
@@ -373,7 +381,7 @@ class Transactions:
                 break
             except LogUnavailable:
                 await trio.sleep(_RETRY_S)  # decided is decided
-        plan.apply(decided=step is None)
+        plan.apply()
         self._applied.add(key)
         homes = plan.seal()
         self._remove_when_durable(key, [*(home.log for home in homes), *(partition.log for partition in plan.topics)])

@@ -16,6 +16,7 @@ _CODES: dict[type[Exception], ErrorCode] = {
     errors.PreconditionFailed: ErrorCode.PRECONDITION_FAILED,
     errors.InvalidArgument: ErrorCode.INVALID_ARGUMENT,
     errors.LimitExceeded: ErrorCode.LIMIT_EXCEEDED,
+    errors.QueueFull: ErrorCode.QUEUE_FULL,
     errors.NotLeader: ErrorCode.NOT_LEADER,
     errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
     errors.StorageUnavailable: ErrorCode.STORAGE_UNAVAILABLE,

@@ -55,6 +55,7 @@ class ErrorCode(IntEnum):
     UNRELEASED_INSTANCE = 36
     TRANSACTION_ENDING = 37
     WRONG_TRANSACTION_STATE = 38
+    QUEUE_FULL = 39
 
 
 MEANINGS: dict[ErrorCode, str] = {
@@ -96,6 +97,7 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.UNRELEASED_INSTANCE: "another process is this static member still",
     ErrorCode.TRANSACTION_ENDING: "a transaction is not ended everywhere yet",
     ErrorCode.WRONG_TRANSACTION_STATE: "it is no part of a transaction that is under way",
+    ErrorCode.QUEUE_FULL: "a queue has no room for it and refuses it; nothing was published",
 }
 
 RETRIABLE = frozenset(
@@ -114,6 +116,7 @@ RETRIABLE = frozenset(
         ErrorCode.SEQUENCE_OUT_OF_ORDER,
         ErrorCode.UNRELEASED_INSTANCE,
         ErrorCode.TRANSACTION_ENDING,
+        ErrorCode.QUEUE_FULL,
     }
 )
 

@@ -10,7 +10,8 @@ import trio
 
 from routing.administration.forwarded import ask_leader
 from routing.administration.operations import LOOKS, operation
-from routing.errors import BrokerError
+from routing.errors import BrokerError, NotFound
+from routing.queues.limits import room
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -74,6 +75,17 @@ async def list_figures(broker: Broker, user: str, queues: list[tuple[str, str]])
         queue = None if host is None else host.queues.get(name)
         found.append(None if queue is None or queue.elsewhere else list(figures_here(queue)))
     return found
+
+
+@operation("queues.has_room", tags=LOOKS)
+async def has_room(broker: Broker, user: str, name: str, sizes: list[int], vhost: str = "/") -> bool:
+    """Whether a queue takes messages with bodies of these sizes, and refuses none of them."""
+    queue = broker.topology.vhost(vhost).queues.get(name)
+    if queue is None:
+        raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+    if queue.elsewhere:
+        return bool(await ask_leader(queue, "queues.has_room", {"name": name, "sizes": sizes, "vhost": vhost}))
+    return room(queue, list(map(range, sizes)))[0] == len(sizes)
 
 
 def figures_here(queue: Queue) -> Figures:

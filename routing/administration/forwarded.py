@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 FORWARDED = frozenset(
     {
         "delayed.cancel", "delayed.list", "queues.alter", "queues.bind", "queues.browse", "queues.delete",
-        "queues.describe", "queues.ends", "queues.figures", "queues.give_back", "queues.lease", "queues.move",
-        "queues.peek", "queues.reserve", "queues.reserved", "queues.rewind", "queues.unbind",
+        "queues.describe", "queues.ends", "queues.figures", "queues.give_back", "queues.has_room", "queues.lease",
+        "queues.move", "queues.peek", "queues.reserve", "queues.reserved", "queues.rewind", "queues.unbind",
     }
 )  # fmt: skip
 """Those that another broker may ask for; each names a queue, or several of one home."""

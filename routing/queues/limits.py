@@ -5,17 +5,16 @@ Limits are enforced after deliveries: what went straight through never counted. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING
 
 from routing.queues.death_history import MAXLEN
 
 if TYPE_CHECKING:
-    from core_log.files import BytesLike
     from routing.queues.queue import Queue
 
 
-def room(queue: Queue, bodies: Sequence[BytesLike]) -> tuple[int, int]:
+def room(queue: Queue, bodies: Sequence[Sized]) -> tuple[int, int]:
     """How many messages a queue takes of these before it refuses some, and how many it refuses then: one that is too
     large does not stand in the way of smaller ones. Its consumers' credit counts, once: what waits has it first.
     """

@@ -15,6 +15,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from core_log.record_batch import BatchBuilder
 from gateway.etcd_process import EtcdProcess
 from routing.administration import administer
+from routing.errors import LimitExceeded
 from tests.gateway.test_member import Running, three, until
 from tests.gateway.test_remote_member import PERSISTENT, connection
 
@@ -181,6 +182,38 @@ async def test_what_several_brokers_lead_is_committed_together(etcd: EtcdProcess
         for name in NAMES.values():
             await brokers[1].server.broker.purge_queue(name)
         await steps_take_effect_once(brokers)
+
+
+FULL = {"x-max-length": 3, "x-overflow": "reject-publish"}
+
+
+async def test_what_a_full_queue_refuses_that_another_broker_leads_takes_no_effect(
+    etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    def commit(channel: BlockingChannel) -> None:
+        for name in ("full", "b"):
+            for body in (b"1", b"2"):
+                channel.basic_publish("", name, body, PERSISTENT)
+        channel.tx_commit()
+
+    async with town(etcd, tmp_path, "full") as brokers:
+        await brokers[1].server.broker.declare_queue("full", durable=True, arguments=FULL)
+        await until(lambda: leads(brokers[1], "full"))
+        await until(lambda: "full" in brokers[3].server.broker.topology.queues)
+        await at(brokers[3], commit)
+        for number in (3, 1):
+            with pytest.raises(ChannelClosedByBroker, match="queue 'full' in vhost '/' is full") as refused:
+                await at(brokers[number], commit)
+            assert refused.value.reply_code == 406
+        await bind_all(brokers[3])
+        await brokers[3].server.broker.bind("queue", "full", "amq.fanout", "")
+        with pytest.raises(LimitExceeded):
+            await step(brokers[3], 0, b"3", b"4")
+        queues = brokers[1].server.broker.topology.queues
+        assert queues["full"].message_count == 2
+        assert brokers[2].server.broker.topology.queues["b"].message_count == 2
+        assert await step(brokers[3], 0, b"3") == 1
+        assert queues["full"].message_count == 3
 
 
 async def test_a_broker_that_goes_leaves_all_or_nothing(etcd: EtcdProcess, tmp_path: Path) -> None:

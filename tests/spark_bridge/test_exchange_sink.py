@@ -57,6 +57,23 @@ def test_rows_are_messages_and_a_task_that_runs_again_publishes_nothing(shared_b
         assert {properties.delivery_mode for _, properties, _ in found} == {2}
 
 
+def test_rows_that_a_full_queue_refuses_are_not_said_to_be_written(
+    shared_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_bridge.exchange_sink._PATIENCE_S", 0.0)
+    with channel_of(shared_broker) as channel:
+        channel.queue_declare("small", durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
+        channel.queue_bind("small", "amq.fanout")
+        where = options(shared_broker, "amq.fanout")
+        assert write_rows(rows(0, 3), where, "small", 0, 0).rows == 3
+        with pytest.raises(MillraceError, match="queue 'small' in vhost '/' is full") as refused:
+            write_rows(rows(3, 6), where, "small", 1, 0)
+        assert refused.value.retriable
+        assert [body for _, _, body in taken(channel, "small")] == [b"0", b"1", b"2"]
+        assert not write_rows(rows(3, 6), where, "small", 1, 0).again
+        assert [body for _, _, body in taken(channel, "small")] == [b"3", b"4", b"5"]
+
+
 def test_columns_say_what_messages_are(shared_broker: BrokerProcess) -> None:
     with channel_of(shared_broker) as channel:
         channel.queue_declare("columns", durable=True, arguments={"x-max-priority": 9})

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from routing.cluster.clients.places import Places
-from routing.errors import BrokerError, LedHere, StorageUnavailable
+from routing.errors import BrokerError, LedHere, NotFound, NotImplementedYet, StorageUnavailable
 from routing.message import Slab
 from routing.queues.homes.receipts import RECEIVED, complete, tell
 from routing.queues.queue import Queue
@@ -173,6 +173,16 @@ class RemoteQueue(Queue):
     async def command(self, name: str, arguments: Mapping[str, Any], *, repeat: bool) -> Any:
         """Have the leader do something; see `Forwarding.command`."""
         return await self._forwarding.command(self, name, arguments, repeat=repeat)
+
+    async def has_room(self, sizes: Sequence[int]) -> bool:
+        """Whether the leader takes messages with bodies of these sizes, and refuses none; one of a version before that
+        question takes everything. Raises StorageUnavailable.
+        """
+        said = {"name": self.name, "sizes": list(sizes), "vhost": self.vhost}
+        try:
+            return bool(await self.command("queues.has_room", said, repeat=True))
+        except (NotFound, NotImplementedYet):
+            return True
 
     async def take_one(self, *, no_ack: bool) -> tuple[Slab, int, bool, int] | None:
         """Get a message: slab of one, place, redelivered, how many are left. Raises StorageUnavailable, NotFound."""

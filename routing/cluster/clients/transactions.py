@@ -36,7 +36,7 @@ from routing.errors import StorageUnavailable
 from routing.log_transactions.store import is_redo_record
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.redo_records import decode_step, encode, published
-from routing.transactions import Plan, Transaction, taken_back
+from routing.transactions import Plan, Transaction, full, taken_back
 from routing.unsettled import Outcome, Unsettled
 
 if TYPE_CHECKING:
@@ -117,6 +117,13 @@ class SharedTransactions:
                 raise work.error
             return
         raise OutcomeUnknown("the transaction is not committed everywhere yet: it may take effect later, as a whole")
+
+    async def require_room(self, plan: Plan) -> None:
+        """Raises QueueFull if a queue that another broker leads refuses some, StorageUnavailable if nobody says."""
+        for queue, bodies in plan.refusing(elsewhere=True).items():
+            assert isinstance(queue, RemoteQueue)
+            if not await queue.has_room(list(map(len, bodies))):
+                raise full(queue)
 
     async def _effects(self, plan: Plan) -> Effects:
         """What it comes to, in terms that outlive this broker: rule 1."""

@@ -12,7 +12,7 @@ from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder
 from routing.access.grants import Permission
 from routing.administration import administer
-from routing.errors import AccessRefused, BrokerError, InvalidArgument, LimitExceeded, NotFound
+from routing.errors import AccessRefused, BrokerError, InvalidArgument, LimitExceeded, NotFound, QueueFull
 from tests.routing.harness import Engine, engine, killed, passing
 
 QUEUES = ("q", "r")
@@ -68,6 +68,22 @@ async def test_a_step_takes_effect_once() -> None:
             assert await step(running, 6, batch(6)) == 1
             for name in QUEUES:
                 assert await bodies(running, name) == [1, 2, 3, 7, 4, 5, 6]
+
+
+@pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
+async def test_a_step_that_a_full_queue_refuses_has_not_taken_effect(overflow: str) -> None:
+    async with engine(MemoryFiles()) as running:
+        await declare(running)
+        await running.queue("full", arguments={"x-max-length": 2, "x-overflow": overflow})
+        await running.bind("amq.topic", "full", "k.#")
+        assert await step(running, 0, batch(1)) == 1
+        with pytest.raises(QueueFull, match=r"^queue 'full' in vhost '/' is full"):
+            await step(running, 1, batch(2, 3))
+        assert [running.count(name) for name in (*QUEUES, "full")] == [1, 1, 1]
+        assert await bodies(running, "full") == [1]
+        assert await step(running, 1, batch(2, 3)) == 2
+        assert await step(running, 1, batch(2, 3)) == -1, "it is done, though the queue is full again"
+        assert await bodies(running, "full") == [2, 3]
 
 
 async def test_whatever_a_crash_cuts_off() -> None:
