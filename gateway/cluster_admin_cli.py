@@ -36,7 +36,7 @@ def drain(client: BlockingClient, broker: int, wait: bool) -> None:
     """
     client.administer("cluster.drain", broker_id=broker)
     if wait:
-        _until(lambda: _led_by(client, broker))
+        _until(lambda: led_by(client, broker))
 
 
 @click.command()
@@ -141,19 +141,32 @@ def _ids(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _led_by(client: BlockingClient, broker: int) -> str:
-    """What it leads, for as long as others may lead some of that. Raises PreconditionFailed when none may."""
+def led_by(client: BlockingClient, broker: int) -> str:
+    """What it leads, and what nobody leads that waits for it, for as long as others may lead some of that. Raises
+    PreconditionFailed when none may.
+    """
     from protocols.native.errors import PreconditionFailed
 
     columns, rows = list_all(client, "cluster.partitions")
-    led = [row for row in rows if row[columns.index("leader")] == broker]
-    alone = [row for row in led if row[columns.index("replicas")] == [broker]]
-    if led and len(led) == len(alone):
+    leader, isr, replicas = (columns.index(name) for name in ("leader", "isr", "replicas"))
+    led = [row for row in rows if row[leader] == broker]
+    orphans = [row for row in rows if row[leader] is None and broker in row[isr]]
+    if orphans and not any(
+        one["id"] == broker and one["alive"] for one in client.administer("cluster.brokers")["brokers"]
+    ):
+        raise PreconditionFailed(
+            f"broker {broker} does not run, and {len(orphans)} partitions wait for it, as nobody else who is there has "
+            f"all of them ({_some(orphans)})"
+        )
+    if led and not orphans and all(row[replicas] == [broker] for row in led):
         raise PreconditionFailed(
             f"broker {broker} still leads {len(led)} partitions that have no other replica ({_some(led)}): `move` "
             "them, or `rebalance`"
         )
-    return f"broker {broker} still leads {len(led)} partitions ({_some(led)})" if led else ""
+    still = [f"leads {len(led)} partitions ({_some(led)})"] if led else []
+    if orphans:
+        still.append(f"is to lead {len(orphans)} that have no leader and are not in sync elsewhere ({_some(orphans)})")
+    return f"broker {broker} still {', and '.join(still)}" if still else ""
 
 
 def _still_moving(client: BlockingClient, only: tuple[str, int] | None = None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,6 +17,7 @@ from core_log.replica_log import ReplicaLog
 from core_log.replication.state import LogState
 from gateway.cli import main
 from gateway.cli import serve as serve_command
+from gateway.cluster_admin_cli import led_by
 from gateway.etcd_process import EtcdProcess
 from protocols.native.clients.client import Client, Link
 from protocols.native.errors import ErrorCode, MillraceError
@@ -118,7 +120,7 @@ async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path)
                 await until(lambda log=log, sent=sent: log.high_watermark == sent)  # type: ignore[misc]
 
 
-async def test_what_a_broker_leads_whose_disk_is_low_is_led_by_those_that_have_room(
+async def test_what_a_broker_leads_whose_disk_is_low_isled_by_those_that_have_room(
     etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     async with three(etcd, tmp_path, "low") as (_, brokers), client_of(brokers[2]) as client:
@@ -214,6 +216,8 @@ async def test_what_has_no_other_replica_is_named_when_its_broker_drains_or_is_g
     etcd: EtcdProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with three(etcd, tmp_path, "alone") as (_, brokers), client_of(brokers[2]) as client:
+        # The first broker alone has what every cluster has, until the others have copied it.
+        await until(lambda: all(len(one.state.isr) == 3 for one in brokers[2].cluster.elections.logs.values()))
         await client.create_topic("t", partitions=3, config={"replication.factor": "1"})
         (index,) = (index for index in range(3) if state_of(brokers[2], "t", index).leader == 1)
         with trio.fail_after(30):
@@ -224,6 +228,10 @@ async def test_what_has_no_other_replica_is_named_when_its_broker_drains_or_is_g
         await brokers.pop(1).stop()
         await until(lambda: state_of(brokers[2], "t", index).leader is None)
         await until(lambda: f"nobody can lead 1 logs, such as t-{index}" in caplog.text)
+        drained = await command(brokers[2], "drain", "1", "--wait")
+        assert drained.exit_code == 1
+        assert "broker 1 does not run, and 1 partitions wait for it, as nobody else" in drained.stderr
+        assert f"(t-{index})" in drained.stderr
         with pytest.raises(
             MillraceError, match=rf"\(__.*move them first.*nobody can copy what has no leader \(t-{index}\) "
         ):
@@ -234,6 +242,29 @@ async def test_what_has_no_other_replica_is_named_when_its_broker_drains_or_is_g
         with trio.fail_after(30):
             moved = await command(brokers[2], "move", "t", str(other), "3", "--wait")
         assert (moved.exit_code, state_of(brokers[2], "t", other).leader) == (0, 3)
+
+
+def test_a_drain_waits_for_what_has_lost_its_leader_and_is_nowhere_else() -> None:
+    """Broker 1 lost its lease for a moment: stopped now, it would take with it what others have not copied yet."""
+    states: list[list[Any]] = [
+        ["t", 0, None, [1, 2, 3], [1]],
+        ["t", 1, 2, [1, 2, 3], [1, 2]],
+        ["t", 2, None, [2, 3], [2]],
+    ]
+
+    class Client:
+        def administer(self, operation: str, **_: Any) -> Any:
+            brokers = [{"id": number, "alive": True} for number in (1, 2, 3)]
+            columns = ["topic", "partition", "leader", "replicas", "isr"]
+            return {"brokers": brokers, "columns": columns, "rows": states}
+
+    ask = partial(led_by, Client(), 1)  # type: ignore[arg-type]
+    text = "is to lead 1 that have no leader and are not in sync elsewhere (t-0)"
+    assert ask() == f"broker 1 still {text}"
+    states[1][2] = 1
+    assert ask() == f"broker 1 still leads 1 partitions (t-1), and {text}"
+    states[0][2], states[1][2] = 3, 2
+    assert ask() == ""
 
 
 async def test_the_command_that_adds_a_broker_is_one() -> None:
