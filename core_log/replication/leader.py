@@ -418,6 +418,16 @@ class Leader:
                 return found
         return None, []
 
+    def is_followed_up(self, brokers: Mapping[int, BrokerState], now_s: float) -> bool:
+        """Whether somebody who can lead is about to come into sync."""
+        return any(
+            progress.accepted
+            and broker not in self.insync
+            and broker in brokers
+            and not (brokers[broker].refusing or brokers[broker].draining or progress.is_lost(now_s, self.config))
+            for broker, progress in self.followers.items()
+        )
+
     def _handed_to(
         self, broker: int, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
     ) -> tuple[LogState, list[Guard]] | None:

@@ -245,16 +245,16 @@ class Cluster:
             logger.info("%s: this broker has no replica of it any more, %s is moved to %s", name, directory, where)
 
     async def resign(self) -> None:
-        """Have others lead what is led here, as far as somebody else can. Raises MetadataUnavailable."""
+        """Have others lead what is led here, as far as somebody else can or is about to. Raises MetadataUnavailable."""
         await self.members.update(draining=True)
         while self._has_successors():
             self.replicas.tick()
             await trio.sleep(_RESIGN_POLL_S)
 
     def _has_successors(self) -> bool:
-        brokers = broker_states(self.members.brokers.values())
-        roles = [replica.role for replica in self.replicas.by_name.values()]
-        return any(isinstance(role, Leader) and role.resignation(brokers, self._clock())[0] for role in roles)
+        brokers, now_s = broker_states(self.members.brokers.values()), self._clock()
+        roles = [role for replica in self.replicas.by_name.values() if isinstance(role := replica.role, Leader)]
+        return any(role.resignation(brokers, now_s)[0] or role.is_followed_up(brokers, now_s) for role in roles)
 
     # ---- who leads
 

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 
 from core_log.absent_log import AbsentLog
 from core_log.replica_log import ReplicaLog
+from core_log.replication.leader import Leader
+from core_log.replication.replica import Replica
 from core_log.replication.state import LogState
 from gateway.cli import main
 from gateway.cli import serve as serve_command
@@ -26,6 +28,8 @@ from tests.gateway.test_member_topics import FOREVER, leaders, link, produce
 
 RETRY_BACKOFF_S = 0.1
 """A producer's default."""
+LOGS = 18
+"""That every cluster has."""
 PAUSE_MAX_S = 3.0
 """Three brokers and their clients share this process with other tests; alone it is a tenth of it."""
 
@@ -137,6 +141,31 @@ async def test_what_a_broker_leads_whose_disk_is_low_isled_by_those_that_have_ro
         assert [broker["low_on_disk"] for broker in found] == [True, False, False]
         alarms.disk_free_bytes_min = watermark
         await until(lambda: any(state_of(brokers[2], "t", index).leader == 1 for index in range(6)))
+
+
+async def test_a_broker_that_stops_waits_for_who_is_about_to_be_in_sync(
+    etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    join, resign = Leader._joins, Leader.resignation
+    monkeypatch.setattr(Leader, "resignation", lambda *asked: looks.append(None) or resign(*asked))
+    monkeypatch.setattr(Leader, "_joins", lambda *asked: len(looks) > LOGS and join(*asked))
+    async with trio.open_nursery() as nursery:
+        first, second = (Running(config(etcd.address, tmp_path, "joining", number)) for number in (1, 2))
+        await nursery.start(first.run)
+        await until(lambda: len(first.server.broker.topology.led) == 6)
+        await nursery.start(second.run)
+        known = second.cluster.elections.logs
+        await until(lambda: [len(one.state.replicas) for one in known.values()] == [2] * LOGS)
+        await until(lambda: all(is_followed(replica) for replica in first.cluster.replicas.by_name.values()))
+        await first.stop()
+        assert {one.state.leader for one in known.values()} == {2}
+        second.scope.set()
+
+
+def is_followed(replica: Replica) -> bool:
+    followers = replica.role.followers if isinstance(replica.role, Leader) else {}
+    return 2 in followers and followers[2].accepted
 
 
 async def test_a_fourth_broker_gets_its_share_and_the_first_one_goes(etcd: EtcdProcess, tmp_path: Path) -> None:
