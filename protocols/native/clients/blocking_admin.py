@@ -78,7 +78,7 @@ class BlockingAsker:
             return self._link
         link = self._others.get((host, port))
         if link is None:
-            link = self._others[host, port] = BlockingLink([(host, port)], self._link.terms)
+            link = self._others[host, port] = BlockingLink([(host, port)], self._link.terms, self._link)
         return link
 
 

@@ -120,4 +120,4 @@ class BlockingLeaders:
             if there is None or there.addresses != [address]:
                 if there is not None:
                     there.close()
-                self._nodes[node] = BlockingLink([address], self._link.terms)
+                self._nodes[node] = BlockingLink([address], self._link.terms, self._link)

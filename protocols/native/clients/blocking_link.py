@@ -1,12 +1,18 @@
-"""One connection of a blocking client, made on first use and again after it was lost."""
+"""One connection of a blocking client, made on first use and again after it was lost.
+
+A broker that stands still is told from one that takes its time by what others know: while a reply is awaited they are
+asked every `_LOOK_S`, where there are any, and a broker that they do not know any more is waited for no longer.
+"""
 
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from ssl import SSLContext
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from protocols.buffers import join_small
@@ -14,6 +20,8 @@ from protocols.native import wire
 from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError, RequestTimedOut, error_from_wire
 from protocols.native.wire import Reply, Request
 
+_LOOK_S = 2.0
+"""How long a broker may take before others are asked about it, or tried, where there are any."""
 ReplyType = TypeVar("ReplyType", bound=Reply)
 Address = tuple[str, int]
 """Host and port."""
@@ -26,6 +34,10 @@ def _named(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
+class _Gone(ConnectionResetError):
+    """The broker is none of the cluster's any more, for all that the others know."""
+
+
 class BlockingTerms(Struct, frozen=True):
     """How connections are made."""
 
@@ -36,14 +48,17 @@ class BlockingTerms(Struct, frozen=True):
 
 
 class BlockingLink:
-    """See the module. `addresses` are those of a broker, or of several of which any will do."""
+    """See the module. `addresses` are those of a broker, or of several of which any will do; `among` is a link that
+    knows where others are.
+    """
 
-    def __init__(self, addresses: Sequence[Address], terms: BlockingTerms) -> None:
+    def __init__(self, addresses: Sequence[Address], terms: BlockingTerms, among: BlockingLink | None = None) -> None:
         self.addresses = list(addresses)
+        self._among = among or self
         self.terms = terms
         self.version = wire.VERSION_MIN
-        self.node_id = 0
-        """Of the broker that it is, or was last, connected to."""
+        self.node_id = -1
+        """Of the broker that it is, or was last, connected to; -1 before the first."""
         self.limits: dict[str, int] = {}
         self.rounds: dict[tuple[str, int], int] = {}
         """Of this connection, where it is not 0: one request is under way at a time, so a refusal ends the round."""
@@ -74,7 +89,7 @@ class BlockingLink:
         connection = self.connected()
         try:
             self.send(connection, request)
-            return self._receive(connection, request.correlation_id, kind, wait_s)
+            return self._receive(connection, request.correlation_id, kind, self._timeout_s + wait_s)
         except MillraceError:
             raise  # whoever raised it knows whether the connection can be used
         except BaseException:  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
@@ -83,28 +98,42 @@ class BlockingLink:
 
     def connected(self) -> socket.socket:
         """The connection, made if there is none. Raises ConnectionLost, and what the broker answers hello with."""
-        if self._socket is None:
-            connection = self._connect_somewhere()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = connection
-            self.rounds.clear()
-            hello = wire.Hello(0, wire.VERSION_MIN, wire.VERSION, self._client_name, self._credentials)
-            self.send(connection, hello)
-            reply = self._receive(connection, hello.correlation_id, wire.HelloReply, 0)
-            self.limits, self.node_id, self.version = reply.limits, reply.node_id, reply.version
-        return self._socket
+        if self._socket is not None:
+            return self._socket
+        until = time.monotonic() + self._timeout_s
+        for _ in range(len(self.addresses) if len(self.addresses) > 1 else 0):
+            try:
+                return self._meet(min(_LOOK_S, self._timeout_s))
+            except RequestTimedOut:
+                self._leave()
+        return self._meet(max(until - time.monotonic(), min(_LOOK_S, self._timeout_s)))
 
-    def _connect_somewhere(self) -> socket.socket:
+    def _meet(self, limit_s: float) -> socket.socket:
+        connection = self._connect_somewhere(limit_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self.rounds.clear()
+        hello = wire.Hello(0, wire.VERSION_MIN, wire.VERSION, self._client_name, self._credentials)
+        self.send(connection, hello)
+        reply = self._receive(connection, hello.correlation_id, wire.HelloReply, limit_s)
+        self.limits, self.node_id, self.version = reply.limits, reply.node_id, reply.version
+        return connection
+
+    def _leave(self) -> None:
+        """Try other addresses first."""
+        self.addresses.append(self.addresses.pop(0))
+
+    def _connect_somewhere(self, limit_s: float) -> socket.socket:
         """To the first of the addresses that answers, beginning with the one that did last."""
         for left in reversed(range(len(self.addresses))):
             address = self.addresses[0]
             try:
-                connection = socket.create_connection(address, self._timeout_s)
+                connection = socket.create_connection(address, limit_s)
                 if self._tls is not None:
                     connection = self._tls.wrap_socket(connection, server_hostname=address[0])
                 return connection
             except OSError as error:
-                self.addresses.append(self.addresses.pop(0))
+                self._leave()
                 if not left:
                     raise ConnectionLost(f"cannot connect to {_named(address)}: {error}", retriable=True) from error
         raise AssertionError("there is an address")
@@ -114,25 +143,29 @@ class BlockingLink:
         self._correlation_id = self._correlation_id + 1 & 0xFFFF_FFFF
         request.correlation_id = self._correlation_id
         try:
+            connection.settimeout(self._timeout_s)
             for piece in join_small(wire.encode(request)):
                 connection.sendall(piece)
         except OSError as error:
             raise self._lost(error) from error
 
     def _receive(
-        self, connection: socket.socket, correlation_id: int, kind: type[ReplyType], wait_s: float
+        self, connection: socket.socket, correlation_id: int, kind: type[ReplyType], limit_s: float
     ) -> ReplyType:
+        until = time.monotonic() + limit_s
         try:
-            connection.settimeout(self._timeout_s + wait_s)
-            size = int.from_bytes(self._read(connection, wire.LENGTH_BYTES), "big")
+            size = int.from_bytes(self._read(connection, wire.LENGTH_BYTES, until), "big")
             if not 0 < size <= REPLY_BYTES_MAX:
                 raise ProtocolError(f"the broker announced a reply of {size} bytes")
-            reply = wire.decode_reply(self._read(connection, size))
+            reply = wire.decode_reply(self._read(connection, size, until))
         except TimeoutError as timeout:
             self.close()
-            raise RequestTimedOut(f"no reply within {self._timeout_s + wait_s} s", retriable=True) from timeout
+            raise RequestTimedOut(f"no reply within {limit_s:g} s", retriable=True) from timeout
         except OSError as problem:
-            raise self._lost(problem) from problem
+            lost = self._lost(problem)
+            if isinstance(problem, _Gone):
+                self._leave()
+            raise lost from problem
         except BaseException:
             self.close()
             raise
@@ -148,16 +181,42 @@ class BlockingLink:
             raise ProtocolError(f"the broker answered {reply!r} instead of {kind.__name__} {correlation_id}")
         return reply
 
-    @staticmethod
-    def _read(connection: socket.socket, size: int) -> memoryview:
+    def _read(self, connection: socket.socket, size: int, until: float) -> memoryview:
         view = memoryview(bytearray(size))
         filled = 0
         while filled < size:
-            count = connection.recv_into(view[filled:])
+            left_s = until - time.monotonic()
+            connection.settimeout(max(min(left_s, _LOOK_S), 0.001))
+            try:
+                count = connection.recv_into(view[filled:])
+            except TimeoutError:
+                if left_s <= _LOOK_S:
+                    raise
+                if self._is_gone():
+                    raise _Gone("it does not answer, and others say that it is gone") from None
+                continue
             if count == 0:
                 raise ConnectionResetError("the broker closed the connection")
             filled += count
         return view
+
+    def _is_gone(self) -> bool:
+        """Whether another broker says that this one is none of them any more."""
+        here, terms = self.addresses[0], msgspec.structs.replace(self.terms, timeout_s=_LOOK_S)
+        for address in self._among.addresses:
+            if address == here:
+                continue
+            other = BlockingLink([address], terms)
+            try:
+                reply = other.call(wire.Metadata(0, [], False), wire.MetadataReply)
+            except MillraceError:
+                continue
+            finally:
+                other.close()
+            if other.node_id != self.node_id:
+                there = {node: (host, port) for node, host, port in reply.nodes if host}
+                return self.node_id not in there if self.node_id >= 0 else here not in there.values()
+        return False
 
     def _lost(self, error: OSError) -> ConnectionLost:
         self.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -19,10 +23,14 @@ from millrace import (
     NotFound,
     OffsetOutOfRange,
     PreconditionFailed,
+    RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
 )
+from protocols.native import wire
+from protocols.native.clients.blocking_link import BlockingLink
 from protocols.native.clients.partitioner import partition_of_key
+from protocols.native.connection import addresses_of
 from tests.protocols.native.broker import Restartable, batch_of, native_broker
 
 TIMEOUT_S = 20
@@ -210,6 +218,67 @@ async def test_who_goes_on_after_an_interrupted_request_has_a_new_connection(
                 client.describe_topic("t")
             assert client.metadata(["t"]) == {"t": [0, 1, 2]}
             assert len(client.describe_topic("t").partitions) == 3
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
+class StandingStill:
+    """A broker that says hello, if it is told to, and nothing more."""
+
+    def __init__(self, *, says_hello: bool) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.server = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._says_hello = says_hello
+        self._clients: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._clients.append(client)
+            if self._says_hello:
+                client.sendall(b"".join(wire.encode(wire.HelloReply(1, wire.VERSION, "", 7, {}))))
+
+    def close(self) -> None:
+        for one in (self._listener, *self._clients):
+            one.close()
+
+
+@pytest.mark.parametrize("says_hello", [True, False])
+async def test_a_broker_that_stands_still_is_left_for_others(
+    monkeypatch: pytest.MonkeyPatch, *, says_hello: bool
+) -> None:
+    monkeypatch.setattr("protocols.native.clients.blocking_link._LOOK_S", 0.05)
+
+    def work(server: str) -> None:
+        with closing(StandingStill(says_hello=says_hello)) as gone, BlockingClient([gone.server, server]) as client:
+            if says_hello:
+                client._any.connected()
+            assert client.metadata(["t"], create_missing=True) == {"t": [0]}
+            link = BlockingLink(addresses_of(gone.server), client._terms, client._any)
+            with pytest.raises(ConnectionLost, match="others say that it is gone") as lost:
+                link.call(wire.Metadata(0, [], False), wire.MetadataReply) if says_hello else link.connected()
+            assert lost.value.retriable
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
+async def test_a_broker_that_the_others_know_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocols.native.clients.blocking_link._LOOK_S", 0.02)
+
+    def work(server: str) -> None:
+        with closing(StandingStill(says_hello=True)) as slow, BlockingClient([slow.server, server]) as client:
+            client._any.terms = msgspec.structs.replace(client._terms, timeout_s=0.3)
+            client._any._timeout_s = 0.3
+            client._any.connected()
+            client._any.node_id = 0
+            with pytest.raises(RequestTimedOut, match=r"no reply within 0\.3 s"):
+                client._any._exchange(wire.Metadata(0, [], False), wire.MetadataReply, 0)
 
     async with native_broker() as running:
         await in_thread(work, running.server)
