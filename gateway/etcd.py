@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import trio
 
 from core_log.metadata.etcd_client import Unreachable
 from core_log.metadata.etcd_wire import EtcdError, parse_error
@@ -21,9 +22,20 @@ from gateway.tls import reason_of
 _CONNECT_TIMEOUT_S = 2.0
 
 
+class _Connections:
+    """Those that were made on the same terms."""
+
+    def __init__(self, context: ssl.SSLContext | None, timeout: httpx.Timeout) -> None:
+        self.context = context
+        self.transport = httpx.AsyncHTTPTransport(verify=context or False, trust_env=False)
+        self.client = httpx.AsyncClient(transport=self.transport, timeout=timeout, trust_env=False)
+        self.under_way = 0
+        """Requests, and the watch for as long as it lasts."""
+
+
 class HttpTransport:
     """A `Transport` to members at "host:port"; close it with `aclose`. With `tls` they are spoken to over HTTPS, on the
-    terms that it gives; once these are others, new connections are made.
+    terms that it gives; once these are others, new connections are made, and what is under way on others goes on.
     """
 
     def __init__(self, members: Sequence[str], tls: Callable[[], ssl.SSLContext] | None = None) -> None:
@@ -33,34 +45,40 @@ class HttpTransport:
         self._timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         self._extensions = {"timeout": self._timeout.as_dict()}
         self._urls = [f"{scheme}://{member}" for member in self.members]
-        self._former: list[httpx.AsyncClient] = []
-        """With connections on earlier terms; what they have under way goes on."""
-        self._connect(None if tls is None else tls())
+        self._now = _Connections(None if tls is None else tls(), self._timeout)
+        self._open = {self._now}
 
-    def _connect(self, context: ssl.SSLContext | None) -> None:
-        self._context = context
-        self._transport = httpx.AsyncHTTPTransport(verify=context or False, trust_env=False)
-        self._client = httpx.AsyncClient(transport=self._transport, timeout=self._timeout, trust_env=False)
+    @asynccontextmanager
+    async def _connections(self) -> AsyncIterator[_Connections]:
+        """Those on the terms of this moment; the others go with what they have under way."""
+        if self._tls is not None and self._tls() is not self._now.context:
+            self._now = _Connections(self._tls(), self._timeout)
+            self._open.add(self._now)
+            await self._close_idle()
+        here = self._now
+        here.under_way += 1
+        try:
+            yield here
+        finally:
+            here.under_way -= 1
+            if here is not self._now:
+                await self._close_idle()
 
-    async def _on_terms(self) -> None:
-        """Make new connections if the terms are others now."""
-        if self._tls is None or self._tls() is self._context:
-            return
-        self._former.append(self._client)
-        self._connect(self._tls())
-        while len(self._former) > 1:
-            await self._former.pop(0).aclose()
+    async def _close_idle(self) -> None:
+        with trio.CancelScope(shield=True):
+            for one in [one for one in self._open if one is not self._now and not one.under_way]:
+                self._open.discard(one)
+                await one.client.aclose()
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for client in (*self._former, self._client):
-            await client.aclose()
+        for one in tuple(self._open):
+            await one.client.aclose()
 
     async def call(
         self, member: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Mapping[str, Any]:
         """One request. Raises Unreachable, EtcdError."""
-        await self._on_terms()
         # Without the client, which is made for much more: what is asked each second costs half of it.
         request = httpx.Request(
             "POST",
@@ -70,8 +88,9 @@ class HttpTransport:
             extensions=self._extensions,
         )
         try:
-            answer = await self._transport.handle_async_request(request)
-            decoded = _decoded(await answer.aread())
+            async with self._connections() as here:
+                answer = await here.transport.handle_async_request(request)
+                decoded = _decoded(await answer.aread())
         except httpx.TransportError as error:
             raise self._unreachable(member, error) from error
         if answer.status_code != httpx.codes.OK or not isinstance(decoded, dict):
@@ -83,11 +102,13 @@ class HttpTransport:
         self, member: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:
         """A request that is answered line by line. Entering and iterating raise Unreachable, EtcdError."""
-        await self._on_terms()
         try:
-            async with self._client.stream(
-                "POST", self._urls[member] + path, content=msgspec.json.encode(body), headers=dict(headers)
-            ) as answer:
+            async with (
+                self._connections() as here,
+                here.client.stream(
+                    "POST", self._urls[member] + path, content=msgspec.json.encode(body), headers=dict(headers)
+                ) as answer,
+            ):
                 if answer.status_code != httpx.codes.OK:
                     raise parse_error(_decoded(await answer.aread()), answer.status_code)
                 yield self._lines(member, answer)

@@ -16,6 +16,7 @@ import trio
 import trustme
 
 from core_log.errors import MetadataUnavailable
+from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import EtcdClient, Unreachable
 from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.etcd_wire import EtcdError
@@ -231,16 +232,32 @@ async def test_tls_with_client_certificates(etcd: EtcdProcess, tmp_path: Path, m
         tls = ssl.create_default_context()
         authority.configure_trust(tls)
         stranger = HttpTransport([address], lambda: tls)
-        known = ssl.create_default_context()
-        authority.configure_trust(known)
-        of_client.configure_cert(known)
-        transport = HttpTransport([address], lambda: known)
+
+        def known() -> ssl.SSLContext:
+            context = ssl.create_default_context()
+            authority.configure_trust(context)
+            of_client.configure_cert(context)
+            return context
+
+        terms = [known()]
+        transport = HttpTransport([address], lambda: terms[-1])
         store = EtcdStore(EtcdClient(transport), b"/tls/")
         await answered(transport)
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             await store.change([], [(b"k", b"")])
             nursery.cancel_scope.cancel()
+        async with transport.stream(0, wire.WATCH, wire.watch(b"/tls/", 1), {}) as lines:
+            await anext(lines)
+            for _ in range(3):
+                terms.append(known())
+                await answered(transport)
+            await transport.call(0, wire.TXN, wire.txn([], [(b"/tls/late", b"")], 0), {})
+            with trio.fail_after(20):  # the watch goes on, however often terms are replaced
+                while not any(event.key == b"/tls/late" for event in wire.parse_watch(await anext(lines)).events):
+                    pass
+            assert len(transport._open) == 2
+        assert len(transport._open) == 1
         for wrong in (stranger, HttpTransport([address], ssl.create_default_context), HttpTransport([address])):
             with pytest.raises((Unreachable, EtcdError)):
                 await wrong.call(0, "/v3/kv/range", {"key": _text(b"k")}, {})
