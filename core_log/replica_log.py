@@ -36,6 +36,8 @@ class ReplicaLog(PartitionLog):
     """Where it notes that there is something to tell a follower or leader; whoever does that empties it."""
     on_cut: Callable[[int], None] | None = None
     """Called with the new end when records are cut off; with -1 when all are, of which the leader may have some."""
+    on_known: Callable[[int], None] | None = None
+    """Called with how far the leader has committed what is in this log, where this disk does not keep all of that."""
     on_lost: Callable[[], None] | None = None
     """Called before records are cut off that were committed."""
 

@@ -4,7 +4,8 @@
    watermark never decides: it may be behind what is committed. Nothing below it is cut, but of what was written before
    an unclean election: that is lost to all.
 2. Each position that it sends is a promise not to lead the log for `grant_s`.
-3. Its high watermark is the leader's, as far as it has the bytes.
+3. Its high watermark is the leader's, as far as its disk has the bytes. What was appended here before somebody else
+   led, and that one has committed, is known to be so without this disk (`ReplicaLog.on_known`): it may refuse.
 4. Only what follows its end is appended: what came before may have been dropped.
 5. A disk that refuses says so in the next position; nothing is asked for and nothing kept meanwhile.
 6. A little that it has got, and that nobody waits for, is no news by itself (`position`).
@@ -97,6 +98,8 @@ class Follower:
         if not self._missed:
             log.skip_to(message.end)
         self._leader_watermark = message.high_watermark
+        if log.on_known is not None and not self._missed and message.high_watermark > log.local_committed:
+            log.on_known(min(message.high_watermark, log.log_end_offset))
         log.sync_to(message.sync_before)
         self.log_advanced()
         log.delete_prefix(message.log_start)

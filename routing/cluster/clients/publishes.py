@@ -3,8 +3,9 @@
 1. While it stands still, publishes go to its `Stream`, as if it were led elsewhere: in their order, for as long as
    publishers have patience. What was appended before and is not committed is noted there first (`keep`).
 2. When it is led here no more (`hand_on`), whoever waits for its log waits for the stream. What is committed, then or
-   later, is confirmed; what is cut off the log, because the next leader has not got it, is sent to that one. So nothing
-   is lost, nothing is there twice, and all is in the order in which it was published.
+   later, by the next leader and whatever the disk here does, is confirmed; what is cut off the log, because the next
+   leader has not got it, is sent to that one. So nothing is lost, nothing is there twice, and all is in the order in
+   which it was published.
 3. Who published for others (a transaction, another broker, dead letters) does what it does when publishing has failed.
 """
 
@@ -32,17 +33,21 @@ class Waiting:
         self._stream = broker.engine.forwarding.stream(name)
         log.waits_out_errors = True
         log.on_cut = self._stream.own_cut
+        log.on_known = self._known
         log.listeners.append(self._advanced)
 
     def close(self) -> None:
         """This broker has no replica any more: nobody will say here what becomes of what is open."""
         self._log.listeners.remove(self._advanced)
-        self._log.on_cut = None
+        self._log.on_cut = self._log.on_known = None
         self._stream.own_cut(-1)
 
     def _advanced(self, log: PartitionLog) -> None:
+        self._known(log.high_watermark)
+
+    def _known(self, offset: int) -> None:
         if self._stream.own:
-            self._stream.own_committed(log.high_watermark)
+            self._stream.own_committed(offset)
 
     @property
     def is_over(self) -> bool:

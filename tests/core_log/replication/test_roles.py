@@ -196,6 +196,29 @@ def test_a_leader_whose_disk_refuses_hands_over() -> None:
     assert alone.wish(BROKERS, 1.0) is None
 
 
+def test_who_led_before_and_whose_disk_refuses_hears_what_the_next_leader_has_committed() -> None:
+    before, now = open_replica(MemoryFiles()), open_replica(MemoryFiles())
+    before.begin_epoch(1)
+    for _ in range(2):
+        before.append(make_batch([b"a"] * 5))
+    for batch in before.read_replica(0, 1 << 20) or ():
+        now.append_replica(batch)
+    flush(now)
+    before.error = OSError("full")
+    known: list[int] = []
+    before.on_known = known.append
+    leader = lead(now, ((1, 10), (3, 30)), epoch=2)
+    follower, third = Follower("x", before, 1, 2), Follower("x", open_replica(MemoryFiles()), 1, 2)
+    exchange(leader, 2, follower)
+    assert (known, before.high_watermark) == ([], 0), "it is not committed yet"
+    exchange(leader, 3, third)
+    flush(third.log)
+    exchange(leader, 3, third)
+    assert now.high_watermark == 10
+    exchange(leader, 2, follower)
+    assert (known, before.high_watermark) == ([10], 0), "this disk still lacks it"
+
+
 def test_epochs_are_compared_until_they_agree() -> None:
     """KIP-279: both have led without the other knowing."""
     one, two = open_replica(MemoryFiles()), open_replica(MemoryFiles())

@@ -9,6 +9,7 @@ import trio
 
 from core_log.replication.moves import asked
 from core_log.replication.state import encode, log_key
+from routing.cluster.clients.streams import Slabs
 from routing.message import Numbered, Slab
 from routing.queues.homes.home import for_others
 from routing.session import Outcome
@@ -165,3 +166,17 @@ async def test_what_is_said_again_and_cut_off_comes_before_what_was_published_be
         await brokers.members[2].one.store.revoke(one.one.store.lease_id)
         await until(lambda: client.confirmed == 4)
         assert [body for body, _ in await brokers.leader(0).drain("q")] == ["1", "2", "3", "4"]
+
+
+async def test_what_the_next_leader_is_known_to_have_committed_is_confirmed_whatever_the_disk_here_does() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        assert one.broker.engine is not None
+        stream, log = one.broker.engine.forwarding.stream("home-0"), one.part.replicas.by_name["home-0"].log
+        slab = Slab("", "q", PERSISTENT, [b"1", b"2"])
+        assert log.on_known is not None
+        stream.reserve(2, slab.size, Slabs((1,), 0, slab), 100, 102)
+        log.on_known(101)
+        assert stream.committed_offset == 0
+        log.on_known(102)
+        assert stream.committed_offset == stream.next_position == 2
