@@ -9,6 +9,7 @@ from protocols.kafka.adapter_broker_configs import BrokerSetting, broker_setting
 from protocols.kafka.adapter_configs import KINDS, SOURCES, ResourceType, not_configured, require_this_broker
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.adapter_throttles import throttle_entries
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DESCRIBE_CONFIGS
@@ -78,7 +79,8 @@ def _of_broker(door: Door, name: str) -> Iterable[Entity]:
     if not name:
         return ()  # what is the default of all brokers: nobody says anything of it
     require_this_broker(door, name)
-    return map(_broker_entry, broker_settings(door))
+    cluster = door.broker.cluster
+    return [*map(_broker_entry, broker_settings(door)), *(() if cluster is None else throttle_entries(cluster))]
 
 
 def _broker_entry(one: BrokerSetting) -> Entity:

@@ -15,7 +15,7 @@ from routing.topics.topic_config import FACTOR
 @serves(ALTER_CONFIGS, 0, 2)
 async def alter_configs(door: Door, call: Call, request: Entity) -> Entity:
     """One after the other."""
-    return await alter(door, request.resources, request.validate_only, _change_of)
+    return await alter(door, request.resources, request.validate_only, _change_of, replaces=True)
 
 
 def _change_of(asked: Entity) -> ConfigChange:

@@ -9,9 +9,9 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import INCREMENTAL_ALTER_CONFIGS
 from protocols.kafka.registry import serves
 from routing.declaring.topic_control import ConfigChange
-from routing.topics.topic_config import KNOWN
+from routing.topics.topic_config import KNOWN, THROTTLED
 
-_LISTS = {"cleanup.policy": "delete"}
+_LISTS = {"cleanup.policy": "delete"} | dict.fromkeys(THROTTLED, "")
 """Settings that can be added to, and what they are if nobody says otherwise."""
 
 

@@ -1,7 +1,8 @@
 """What the requests about configurations have in common: which topic or broker is meant, and who may ask.
 
 1. A topic's settings are seen by who may use it in any way, and altered by who may make and delete it.
-2. A broker's are seen by administrators and those who monitor, and altered by nobody: see `adapter_broker_configs.py`.
+2. A broker's are seen by administrators and those who monitor, and but for throttles (`adapter_throttles.py`) altered
+   by nobody: see `adapter_broker_configs.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from enum import IntEnum
 
 from protocols.kafka.adapter_door import Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.adapter_throttles import THROTTLES, alter_throttles, can_be_altered
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from routing.declaring.topic_control import ConfigChange
@@ -53,9 +55,16 @@ def is_taken_back(asked: Entity) -> bool:
 
 
 async def alter(
-    door: Door, resources: Sequence[Entity], validate_only: bool, change_of: Callable[[Entity], ConfigChange]
+    door: Door,
+    resources: Sequence[Entity],
+    validate_only: bool,
+    change_of: Callable[[Entity], ConfigChange],
+    *,
+    replaces: bool = False,
 ) -> Entity:
-    """The reply to a request that alters; `change_of` makes a change of what is said of a topic, or raises."""
+    """The reply to a request that alters; `change_of` makes a change of what is said of a topic, or raises. What is
+    said of a broker `replaces` all that was.
+    """
     named = Counter((one.resource_type, one.resource_name) for one in resources)
     responses = []
     for one in resources:
@@ -63,7 +72,10 @@ async def alter(
         try:
             if named[one.resource_type, one.resource_name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
-            await _alter_one(door, one, validate_only, change_of)
+            if one.resource_type == ResourceType.BROKER:
+                await _alter_broker(door, one, validate_only, replaces=replaces)
+            else:
+                await _alter_one(door, one, validate_only, change_of)
         except ENGINE_ERRORS as error:
             code, why = code_of(error), str(error) or None
         responses.append(
@@ -83,12 +95,6 @@ def not_configured(asked: Entity) -> KafkaError:
 async def _alter_one(
     door: Door, asked: Entity, validate_only: bool, change_of: Callable[[Entity], ConfigChange]
 ) -> None:
-    if asked.resource_type == ResourceType.BROKER:
-        door.require_administrator()
-        names = ", ".join(one.name for one in asked.configs if not is_taken_back(one))
-        if names:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {names}")
-        return
     if asked.resource_type != ResourceType.TOPIC:
         raise not_configured(asked)
     door.require("configure", asked.resource_name)
@@ -97,3 +103,19 @@ async def _alter_one(
         control.check_altered(asked.resource_name, change)
     else:
         await control.alter_topic(asked.resource_name, change)
+
+
+async def _alter_broker(door: Door, asked: Entity, validate_only: bool, *, replaces: bool) -> None:
+    door.require_administrator()
+    left = [one for one in asked.configs if not is_taken_back(one)]
+    names = ", ".join(one.name for one in left if not (asked.resource_name and can_be_altered(door, one.name)))
+    if names:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {names}")
+    if not asked.resource_name:
+        return  # what is the default of all brokers: nobody says anything of it
+    require_this_broker(door, asked.resource_name)
+    if len({one.name for one in asked.configs}) != len(asked.configs):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    changes = {} if not replaces else dict.fromkeys(THROTTLES, (DELETE, None))
+    changes |= {one.name: (getattr(one, "config_operation", SET), one.value) for one in asked.configs}
+    await alter_throttles(door, changes, validate_only=validate_only)

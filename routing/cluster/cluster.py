@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -35,7 +35,7 @@ from routing.cluster.metadata.elections import Elections, broker_states
 from routing.cluster.metadata.log_names import directory_of
 from routing.cluster.metadata.log_states import LogStates
 from routing.cluster.metadata.members import Members
-from routing.cluster.metadata.records import SETTINGS, ClusterSettings, decode
+from routing.cluster.metadata.records import SETTINGS, BrokerThrottle, ClusterSettings, decode, throttle_key
 from routing.cluster.metadata.revisions import Revisions
 from routing.cluster.metadata.trust import Trust
 from routing.cluster.replicas import CATCH_UP_BYTES_PER_S, Replicas
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 _SAVE_INTERVAL_S = 5.0
 _RESIGN_POLL_S = 0.02
 _CLOSE_POLL_S = 0.05
+_Settings = TypeVar("_Settings", ClusterSettings, BrokerThrottle)
 
 
 class Cluster:
@@ -74,6 +75,8 @@ class Cluster:
         self.elections = elections
         self.moved: list[Callable[[str], None]] = []
         """Called with the name of a log whose leader, or whose role here, has changed: to be a replica is one."""
+        self.throttle = BrokerThrottle()
+        """What operators have set for this broker alone."""
         self._replication = replication or ReplicationConfig()
         self._clock = clock
         self.is_low_on_disk: Callable[[], bool] = lambda: False
@@ -110,7 +113,7 @@ class Cluster:
             self._known[log] = (*self.leader_of(log), self.is_replica(log), None)
             if (directory := directory_of(log)) and not self.is_replica(log):
                 self.left_over(log, directory)
-        self._take_settings(self.store.get(SETTINGS))
+        self._take_settings()
         self.counters = Counters(self)
         self.store.listeners.append(self._applied)
         spawn(self._keep_watermarks)
@@ -303,17 +306,24 @@ class Cluster:
         for entry in entries:
             if entry.key.startswith(LOGS):
                 self._look(entry.key[len(LOGS) :].decode())
-            elif entry.key == SETTINGS:
-                self._take_settings(entry)
+            elif entry.key in (SETTINGS, throttle_key(self.broker_id)):
+                self._take_settings()
 
-    def _take_settings(self, entry: MetadataEntry | None) -> None:
-        found = ClusterSettings()
-        if entry is not None and entry.value is not None:
-            try:
-                found = decode(entry.value, ClusterSettings)
-            except msgspec.MsgspecError as error:
-                logger.error("the settings of the cluster are not understood: %s", error)
-        self.replicas.catch_up.bytes_per_s = found.catch_up_bytes_per_s or CATCH_UP_BYTES_PER_S
+    def _take_settings(self) -> None:
+        found = self._set(SETTINGS, ClusterSettings())
+        self.throttle = self._set(throttle_key(self.broker_id), BrokerThrottle())
+        rate = self.throttle.sent or found.catch_up_bytes_per_s
+        self.replicas.catch_up.bytes_per_s = rate or CATCH_UP_BYTES_PER_S
+
+    def _set(self, key: bytes, default: _Settings) -> _Settings:
+        entry = self.store.get(key)
+        if entry is None or entry.value is None:
+            return default
+        try:
+            return decode(entry.value, type(default))
+        except msgspec.MsgspecError as error:
+            logger.error("the settings of the cluster are not understood: %s", error)
+            return default
 
     def _look(self, name: str) -> None:
         """Tell of a log if there is news."""

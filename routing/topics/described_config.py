@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
-from routing.topics.topic_config import FIXED, log_config, normal, replication
+from routing.topics.topic_config import FIXED, THROTTLED, log_config, normal, replication
 
 Kind = Literal["boolean", "string", "int", "long", "double", "list"]
 Source = Literal["topic", "broker", "default"]
@@ -194,6 +194,7 @@ _FIXED_TEXTS: dict[str, tuple[Kind, str, str]] = {
     "remote.storage.enable": ("boolean", "remote.log.storage.system.enable", "All of a log is on the brokers' disks."),
 }
 _FLUSH_TEXT = "Confirmed records are synced whatever this says, where fsync is commit."
+_THROTTLED_TEXT = "Noted for tools: a broker's throttle is for all replicas that are not in sync."
 _INSYNC_TEXT = "So many replicas have to be in sync for anything to be confirmed."
 _UNCLEAN_TEXT = "Whether a replica that may lack what was confirmed leads where no other is left."
 
@@ -219,6 +220,8 @@ def describe(
         found.append(_described(name, kind, broker_name, text, said, *(FIXED[name],) * 3))
     for name, broker_name in (("flush.messages", "log.flush.interval.messages"), ("flush.ms", "log.flush.interval.ms")):
         found.append(_described(name, "long", broker_name, _FLUSH_TEXT, said, said.get(name, _NEVER), _NEVER, _NEVER))
+    for name in THROTTLED:
+        found.append(_described(name, "list", name, _THROTTLED_TEXT, said, said.get(name, ""), "", ""))
     for name, kind, text, *values in (
         ("min.insync.replicas", "int", _INSYNC_TEXT, replicas.minimum, minimum, minimum),
         ("unclean.leader.election.enable", "boolean", _UNCLEAN_TEXT, unclean, False, False),

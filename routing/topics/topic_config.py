@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -54,6 +55,11 @@ _INTEGERS = {
     "millrace.split.wait.max.ms": ("split_wait_ms_max", 0, _LARGE),
 }
 _FLUSHES = ("flush.messages", "flush.ms")
+THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+"""Which replicas Kafka's throttles are for. They are kept for the tools that set them: a broker's is for all that it
+copies.
+"""
+_THROTTLED_NAMES = re.compile(r"\*|none||\d+:\d+(,\d+:\d+)*")
 FIXED = {"compression.type": "producer", "preallocate": "false", "remote.storage.enable": "false"}
 """What is always so here: batches stay as producers compress them, for one."""
 _AFTER_MAX_MS = 3_600_000
@@ -83,7 +89,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
 
 KNOWN = frozenset([
     *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _LAG_GROUPS, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR, _MINIMUM,
-    *_UNCLEAN, *FIXED, *_FLUSHES,
+    *_UNCLEAN, *FIXED, *_FLUSHES, *THROTTLED,
 ])  # fmt: skip
 """All names."""
 
@@ -130,6 +136,9 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
             _integer(name, text, 0, _LARGE)
             if config.get("fsync", "commit") != "commit":
                 raise InvalidConfig(f"topic config {name} wants fsync='commit', which syncs before it promises")
+        elif name in THROTTLED:
+            if not _THROTTLED_NAMES.fullmatch(text.replace(" ", "")):
+                raise InvalidConfig(f"topic config {name}={text!r} is neither '*' nor PARTITION:BROKER,...")
         elif name not in (FACTOR, _MINIMUM, *_UNCLEAN):
             raise InvalidConfig(f"unknown topic config {name!r}; known are {', '.join(sorted(KNOWN))}")
     try:

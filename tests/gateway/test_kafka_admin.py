@@ -13,6 +13,7 @@ from gateway.etcd_process import EtcdProcess
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import (
+    ALTER_CONFIGS,
     ALTER_PARTITION_REASSIGNMENTS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
@@ -27,6 +28,7 @@ from protocols.kafka.messages_admin import (
 from protocols.native.clients.blocking import BlockingClient
 from routing.access.rights import Rights
 from routing.cluster.metadata.log_names import topic_log
+from routing.cluster.replicas import CATCH_UP_BYTES_PER_S
 from routing.topics.topic_partition import TopicPartition
 from tests.gateway.test_member import Running, three, until
 from tests.protocols.kafka.door import Peer, batch_of
@@ -55,6 +57,7 @@ async def test_any_broker_administers_all(etcd: EtcdProcess, tmp_path: Path) -> 
         await topics_are_made_where_somebody_wants_them(brokers, peers)
         await records_are_deleted_everywhere(brokers, peers)
         await all_brokers_follow_a_configuration(brokers, peers)
+        await a_broker_is_throttled(brokers, peers)
         await replicas_move_and_leaders_are_elected(brokers, peers)
         await all_brokers_ask_for_the_same_proof(brokers)
 
@@ -103,6 +106,42 @@ async def records_are_deleted_everywhere(brokers: dict[int, Running], peers: dic
             return client.delete_records("t", 0)
 
     assert await trio.to_thread.run_sync(delete_all) == 3, "a client finds the leader by itself"
+
+
+async def a_broker_is_throttled(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
+    sent, received = "leader.replication.throttled.rate", "follower.replication.throttled.rate"
+
+    async def change(number: int, *changes: tuple[str, int, str | None], name: str = "") -> int:
+        entries = [Entity(name=name, config_operation=operation, value=value) for name, operation, value in changes]
+        asked = [Entity(resource_type=4, resource_name=name or str(number), configs=entries)]
+        reply = await peers[number].ask(INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False)
+        return int(reply.responses[0].error_code)
+
+    async def values(number: int) -> list[tuple[str, int]]:
+        asked = [Entity(resource_type=4, resource_name=str(number), configuration_keys=[sent, received])]
+        reply = await peers[number].ask(DESCRIBE_CONFIGS, 4, resources=asked, include_synonyms=True)
+        return [(one.value, one.config_source) for one in reply.results[0].configs]
+
+    def rates() -> list[int]:
+        return [one.cluster.replicas.catch_up.bytes_per_s for one in brokers.values()]
+
+    never, usual = (str((1 << 63) - 1), 5), CATCH_UP_BYTES_PER_S
+    assert await values(2) == [never, never]
+    assert await change(2, (sent, 0, "4096"), (received, 0, "8192")) == 0
+    assert rates() == [usual, 4096, usual]
+    assert await values(2) == [("4096", 2), ("8192", 2)]
+    assert await values(1) == [never, never]
+    assert await change(2, (sent, 0, "5000"), name="3") == ErrorCode.INVALID_REQUEST
+    for value in ("1", "x", ""):
+        assert await change(2, (sent, 0, value)) == ErrorCode.INVALID_CONFIG
+    assert await change(2, (sent, 2, "5000")) == ErrorCode.INVALID_CONFIG
+    assert await change(2, ("num.partitions", 0, "5"), (sent, 0, "5000")) == ErrorCode.INVALID_REQUEST
+    assert await values(2) == [("4096", 2), ("8192", 2)]
+    replaced = [Entity(resource_type=4, resource_name="2", configs=[Entity(name=sent, value="2048")])]
+    reply = await peers[2].ask(ALTER_CONFIGS, 2, resources=replaced, validate_only=False)
+    assert (reply.responses[0].error_code, await values(2)) == (0, [("2048", 2), never])
+    assert await change(2, (sent, 1, None), (received, 1, None)) == 0
+    assert (rates(), await values(2)) == ([usual] * 3, [never, never])
 
 
 async def all_brokers_follow_a_configuration(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:

@@ -22,7 +22,15 @@ from core_log.replication.state import LogState, encode, log_key
 from routing.cluster.metadata import records
 from routing.cluster.metadata.elections import Known, broker_states, places_of
 from routing.cluster.metadata.rebalance import Shape, plan
-from routing.cluster.metadata.records import SETTINGS, ClusterSettings, broker_key, directory_key, drain_key
+from routing.cluster.metadata.records import (
+    SETTINGS,
+    BrokerThrottle,
+    ClusterSettings,
+    broker_key,
+    directory_key,
+    drain_key,
+    throttle_key,
+)
 from routing.errors import InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -66,7 +74,7 @@ async def remove(cluster: Cluster, broker_id: int, *, called: Callable[[str], st
             )
         raise PreconditionFailed(text)
     gone = Guard(broker_key(broker_id), 0)
-    await _change(cluster, [gone], [(directory_key(broker_id), None), (drain_key(broker_id), None)])
+    await _change(cluster, [gone], [(key(broker_id), None) for key in (directory_key, drain_key, throttle_key)])
 
 
 async def move(cluster: Cluster, log: str, replicas: Sequence[int]) -> None:
@@ -208,9 +216,25 @@ async def throttle(cluster: Cluster, catch_up_bytes_per_s: int | None) -> None:
     """What each leader sends at most to replicas that are not in sync; None: as configured. Raises InvalidArgument,
     StorageUnavailable.
     """
-    if catch_up_bytes_per_s is not None and not 1 << 10 <= catch_up_bytes_per_s <= 1 << 40:
-        raise InvalidArgument("the throttle is a number of bytes a second, from 1024 on")
+    check_throttle(catch_up_bytes_per_s)
     await _change(cluster, [], [(SETTINGS, records.encode(ClusterSettings(catch_up_bytes_per_s)))])
+
+
+def check_throttle(bytes_per_s: int | None) -> None:
+    """Raises InvalidArgument."""
+    if bytes_per_s is not None and not 1 << 10 <= bytes_per_s <= 1 << 40:
+        raise InvalidArgument("the throttle is a number of bytes a second, from 1024 on")
+
+
+async def throttle_broker(cluster: Cluster, change: Callable[[BrokerThrottle], BrokerThrottle]) -> None:
+    """What is set for this broker alone. Raises InvalidArgument, PreconditionFailed, StorageUnavailable."""
+    changed = change(cluster.throttle)
+    for bytes_per_s in msgspec.structs.astuple(changed):
+        check_throttle(bytes_per_s)
+    key = throttle_key(cluster.broker_id)
+    known = cluster.store.get(key)
+    guard = Guard(key, mod_revision=0 if known is None else known.mod_revision)
+    await _change(cluster, [guard], [(key, None if changed == BrokerThrottle() else records.encode(changed))])
 
 
 class Copying(NamedTuple):

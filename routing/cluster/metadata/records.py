@@ -5,6 +5,7 @@ directories/<id>   which data directory a broker id belongs to, and how old that
 brokers/<id>       a broker that runs, under its lease; its create revision is the *broker epoch*
 drains/<id>        an operator wants this broker to lead nothing; no lease, no value
 settings           what operators set for all brokers while they run
+throttles/<id>     what operators set for one broker; no lease
 controller         the broker that elects leaders, under that one's lease; create revision: *controller epoch*
 p/<log>            a replicated log: `core_log/replication/state.py`
 t/...              the topology: `routing/topology/catalog.py`
@@ -24,6 +25,7 @@ BROKERS = b"brokers/"
 DIRECTORIES = b"directories/"
 DRAINS = b"drains/"
 SETTINGS = b"settings"
+THROTTLES = b"throttles/"
 FORMAT = 1
 
 READY = "ready"
@@ -97,7 +99,19 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     catch_up_bytes_per_s: int | None = None
 
 
-_Record = TypeVar("_Record", ClusterMeta, DirectoryRecord, BrokerRecord, ControllerRecord, ClusterSettings)
+class BrokerThrottle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What operators set for one broker while it runs, in bytes per second; None: nothing."""
+
+    sent: int | None = None
+    """To replicas that are not in sync; counts before that of all brokers."""
+    received: int | None = None
+    moved: int | None = None
+    """Between directories. As `received` it is kept for those who have set it: who sends is held back here."""
+
+
+_Record = TypeVar(
+    "_Record", ClusterMeta, DirectoryRecord, BrokerRecord, ControllerRecord, ClusterSettings, BrokerThrottle
+)
 
 
 def broker_key(broker_id: int) -> bytes:
@@ -108,6 +122,11 @@ def broker_key(broker_id: int) -> bytes:
 def drain_key(broker_id: int) -> bytes:
     """The key that is there as long as a broker shall lead nothing."""
     return DRAINS + b"%d" % broker_id
+
+
+def throttle_key(broker_id: int) -> bytes:
+    """The key of what is set for one broker."""
+    return THROTTLES + b"%d" % broker_id
 
 
 def directory_key(broker_id: int) -> bytes:

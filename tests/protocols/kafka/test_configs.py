@@ -152,10 +152,28 @@ async def test_what_nobody_has_set_is_taken_back() -> None:
         assert refused.error_code == ErrorCode.INVALID_REQUEST
         replicas = "leader.replication.throttled.replicas"
         assert (await change(peer, (replicas, DELETE, None), ("no.such.config", DELETE, None))).error_code == 0
-        assert (await change(peer, (replicas, SET, "*"))).error_code == ErrorCode.INVALID_CONFIG
+        assert (await change(peer, ("no.such.config", SET, "*"))).error_code == ErrorCode.INVALID_CONFIG
         for version in range(2):
             reply = await peer.ask(DESCRIBE_CLIENT_QUOTAS, version, components=[], strict=False)
             assert (reply.error_code, reply.entries) == (0, [])
+
+
+async def test_replicas_that_are_throttled_are_noted() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t")
+        peer = Peer(broker)
+        replicas = "leader.replication.throttled.replicas", "follower.replication.throttled.replicas"
+        for name in replicas:
+            for good in ("*", "none", "", "0:1,0:2"):
+                assert (await change(peer, (name, SET, good))).error_code == 0
+            assert (await change(peer, (name, APPEND, "1:2"))).error_code == 0
+            for bad in ("0", "0:1;", "x:1", "**"):
+                assert (await change(peer, (name, SET, bad))).error_code == ErrorCode.INVALID_CONFIG
+            found = (await settings(peer, "t"))[name]
+            assert (found.value, found.config_source, found.config_type) == ("0:1,0:2,1:2", OF_TOPIC, 7)
+        assert (await change(peer, *((name, DELETE, None) for name in replicas))).error_code == 0
+        found = await settings(peer, "t")
+        assert [(found[name].value, found[name].config_source) for name in replicas] == [("", DEFAULT)] * 2
 
 
 async def test_what_is_altered_counts_at_once_and_after_a_restart() -> None:
