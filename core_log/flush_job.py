@@ -166,6 +166,8 @@ class FlushJob:
     removals: list[Segment] = field(default_factory=list)
     epochs: bytes | None = None
     """What to note about leader epochs first."""
+    first_file: str = ""
+    """An empty file that has to be there by then."""
     clean_epochs: bytes | None = None
     """What to note about them last."""
     begun: bytes | None = None
@@ -212,6 +214,8 @@ def execute(job: FlushJob) -> None:
         if job.epochs is not None:
             if named_first := job.sync_names and all(write.segment is job.active for write in job.writes):
                 job.active.writable(files)  # its name is synced with theirs
+            if job.first_file:
+                files.open(f"{job.directory}/{job.first_file}").close()
             save_epochs(files, job.directory, job.epochs)
         if job.begun is not None:
             transaction_index.save(files, job.directory, job.begun, sync_name=True)

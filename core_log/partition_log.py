@@ -96,6 +96,8 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
         self._sync_wanted = False
         self._waiting_readers = 0
         self._epochs_unsaved = True
+        self.first_file = ""
+        """An empty file that a job which syncs names (`syncs_names`) makes before that, if it is not there."""
         self._marked_clean = found.clean and (found.marked or not end)
         """The files say that the log was closed where it ends; so they do where there never were any."""
         self._names_unsynced = True
@@ -215,6 +217,7 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
             log_start=self.log_start_offset if self._log_start_unsaved else None,
             removals=removals,
             epochs=self.epochs.encode() if self._epochs_unsaved and writes else None,
+            first_file=self.first_file,
             clean_epochs=self._clean_epochs() if closing and (writes or not self._marked_clean) else None,
             begun=transactions.begun(self.epochs.latest)
             if transactions is not None and not transactions.is_saved

@@ -2,7 +2,9 @@
 
 1. What is known is worked out when the first batch of such a producer comes, from the file of last time and the batches
    behind what that speaks of; and again when the log has another epoch: others may have led it meanwhile.
-2. A log of one broker that has no file never had such a batch: the file is there before the first one is appended.
+2. A log of one broker that has no file never had such a batch: the file is there before the first one is written. It
+   is empty as long as the log is read in no time: so it costs a new partition no sync, and no thread, as the job that
+   writes the first batch makes it before, and syncs its name with others.
 3. The file is written again when a segment is full, so that no more than one has to be read, and at a clean stop if
    it lacks more than is read in no time. One that speaks of what was cut off since is not believed; an older one, which
    a crash brings back, costs reading, as does one that is damaged.
@@ -15,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from functools import partial
 
 import trio
 
@@ -33,6 +34,7 @@ from core_log.whole_batches import whole_batches
 
 logger = logging.getLogger(__name__)
 
+_NAME = "producers"
 _UNKNOWN = -1
 _AT_ONCE = 8
 _READ_AGAIN_BYTES = 64 << 10
@@ -55,7 +57,7 @@ class Producers:
 
     @property
     def _path(self) -> str:
-        return f"{self._log.directory}/producers"
+        return f"{self._log.directory}/{_NAME}"
 
     async def states(self) -> ProducerStates:
         """What is known; `note` what is appended by it in the same turn. Raises LogUnavailable."""
@@ -64,16 +66,23 @@ class Producers:
             async with self._loading:
                 epoch = log.leader_epoch
                 if self._epoch != epoch:
-                    await log.wait_written(log.log_end_offset)
-                    try:
-                        self._states = await in_thread(self._load)
-                        await self._write()
-                        if not log.syncs_names:  # rule 2
-                            await in_thread(log.files.sync_directory, log.directory)
-                    except (OSError, CorruptBatch) as error:
-                        raise LogUnavailable(f"{log.directory}: {error}") from None
+                    if log.log_end_offset or not log.syncs_names:
+                        await log.wait_written(log.log_end_offset)
+                        try:
+                            self._states = await in_thread(self._find_out)
+                        except (OSError, CorruptBatch) as error:
+                            raise LogUnavailable(f"{log.directory}: {error}") from None
+                    else:
+                        self._begin()
                     self._epoch = epoch
         return self._states
+
+    def _begin(self) -> None:
+        """Nothing was ever appended."""
+        self._states = ProducerStates()
+        self._segment, self._position = self._log.segments[-1].base_offset, 0
+        if not isinstance(self._log, ReplicaLog):
+            self._log.first_file = _NAME
 
     def note(self, header: BatchHeader, base_offset: int) -> None:
         """A batch was appended."""
@@ -83,9 +92,35 @@ class Producers:
         """The end of a transaction was appended."""
         self._states.note_marker(header, coordinator_epoch, base_offset, wall_clock_ms())
 
-    def _load(self) -> ProducerStates:
+    def _find_out(self) -> ProducerStates:
+        """Rules 1 and 2, in a thread."""
+        log, content = self._log, self._content()
+        states = self._load(content)
+        last = log.segments[-1]
+        if content or last.size > _READ_AGAIN_BYTES or last is not log.segments[0]:
+            self._save(self._encoded(states))
+        else:
+            self._segment, self._position = last.base_offset, 0
+            if content is not None or isinstance(log, ReplicaLog):
+                return states
+            log.files.open(self._path).close()
+        if not log.syncs_names:
+            log.files.sync_directory(log.directory)
+        return states
+
+    def _content(self) -> bytes | None:
+        """Of the file; none if it is empty, or damaged."""
+        files, path = self._log.files, self._path
+        try:
+            return checkpoint.read(files, path)
+        except ValueError as error:
+            if files.size(path):
+                self._say_damaged(str(error))
+            return b""
+
+    def _load(self, content: bytes | None) -> ProducerStates:
         log = self._log
-        states = self._saved()
+        states = self._saved(content)
         states.offset = max(states.offset, log.log_start_offset)
         now_ms = wall_clock_ms()
         lost: list[int] = []
@@ -108,33 +143,36 @@ class Producers:
         states.offset = max(states.offset, log.written_offset)
         return states
 
-    def _saved(self) -> ProducerStates:
+    def _saved(self, content: bytes | None) -> ProducerStates:
         """What the file says; without one that is believed, nothing, from where on there may be such batches."""
         log = self._log
-        try:
-            content = checkpoint.read(log.files, self._path)
-            if content is None and not isinstance(log, ReplicaLog):
-                return ProducerStates(log.log_end_offset)
-            found = None if content is None else self._believed(content)
-        except ValueError as error:
-            found = None
-            if not self._damage_said:
-                logger.warning("%s, the log is read", error)
-            self._damage_said = True
+        if content is None and not isinstance(log, ReplicaLog):
+            return ProducerStates(log.log_end_offset)
+        found = self._believed(content) if content else None
         return ProducerStates(log.log_start_offset) if found is None else found
 
     def _believed(self, content: bytes) -> ProducerStates | None:
-        """Raises ValueError."""
         log = self._log
-        states, epoch = ProducerStates.decode(content)
+        try:
+            states, epoch = ProducerStates.decode(content)
+        except ValueError as error:
+            self._say_damaged(f"{self._path}: {error}")
+            return None
         found = log.epochs.end_of(epoch, log.log_end_offset)
         return states if found is not None and found[0] == epoch and states.offset <= found[1] else None
 
-    async def _write(self) -> None:
+    def _say_damaged(self, what: str) -> None:
+        if not self._damage_said:
+            logger.warning("%s, the log is read", what)
+        self._damage_said = True
+
+    def _encoded(self, states: ProducerStates) -> bytes:
         log = self._log
         self._segment, self._position = log.segments[-1].base_offset, log.segments[-1].size
-        content = self._states.encode(log.epochs.latest)
-        await in_thread(partial(checkpoint.save, log.files, self._path, content, sync_name=False))
+        return states.encode(log.epochs.latest)
+
+    def _save(self, content: bytes) -> None:
+        checkpoint.save(self._log.files, self._path, content, sync_name=False)
 
     @property
     def is_due(self) -> bool:
@@ -155,7 +193,7 @@ class Producers:
         self._states.forget(wall_clock_ms() - FORGOTTEN_MS)
         self._states.offset = max(self._states.offset, self._log.written_offset)
         try:
-            await self._write()
+            await in_thread(self._save, self._encoded(self._states))
         except OSError as error:
             logger.warning("%s cannot be saved: %s", self._path, error)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
 
 from core_log.batch_header import HEADER_BYTES, BatchHeader, parse_header
 from core_log.errors import LogUnavailable
-from core_log.files import FaultyFiles, MemoryFiles
+from core_log.files import FaultyFiles, Files, MemoryFiles
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
 from routing.topics.producers import Producers, know_all, save_all
 from tests.core_log.compaction.helpers import of_producer
 from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log
+from tests.protocols.kafka.door import idempotent
 
+PATH = "topics/t-0/producers"
 COUNT = 20
 CONFIG = LogConfig(index_interval_bytes=1, tail_cache_bytes=1)
 
@@ -43,10 +46,90 @@ async def saved(files: MemoryFiles) -> PartitionLog:
     return log
 
 
+def filled(files: Files, directory: str = "topics/t-0", size: int = 1000) -> PartitionLog:
+    """A log with a batch of that many bytes, of no producer."""
+    log = open_log(files, directory=directory)
+    log.append(make_batch([bytes(size)]))
+    flush(log)
+    return log
+
+
+async def append(log: PartitionLog, sequence: int = 0) -> Producers:
+    """Append a batch of an idempotent producer."""
+    producers = Producers(log)
+    batch = idempotent(make_batch([b"x"]), 7, 0, sequence)
+    states = await producers.states()
+    assert states.check(parse_header(batch)) is None
+    producers.note(parse_header(batch), log.append(batch))
+    flush(log)
+    return producers
+
+
+async def knows(files: Files, sequence: int = 0) -> bool:
+    """Whether a batch is known to be there already."""
+    states = await Producers(open_log(files)).states()
+    return states.check(parse_header(idempotent(make_batch([b"x"]), 7, 0, sequence))) is not None
+
+
+async def test_a_new_partition_costs_no_sync_of_its_own() -> None:
+    files, synced = FaultyFiles(MemoryFiles()), list[str]()
+    plain, log = open_log(files, directory="topics/t-1"), open_log(files)
+    files.hook = lambda operation, path: synced.append(path) if operation.startswith("sync") else None
+    plain.append(make_batch([b"x"]))
+    flush(plain)
+    usual = len(synced)
+    synced.clear()
+    await append(log)
+    assert len(synced) == usual
+    assert files.size(PATH) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("size", [0, 1000, 70_000])
+async def test_what_was_synced_is_known_after_a_crash(size: int, seed: int) -> None:
+    files = MemoryFiles()
+    producers = await append(filled(files, size=size) if size else open_log(files))
+    assert producers.are_known
+    files = files.crash(random.Random(seed))
+    assert await knows(files)
+    assert await knows(files.crash(random.Random(seed)))
+
+
+async def test_the_file_is_there_before_the_first_batch() -> None:
+    for failing in range(12):
+        inner = MemoryFiles()
+        files, left = FaultyFiles(inner), [failing]
+
+        def hook(operation: str, path: str, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError("refused")
+
+        log = open_log(files)
+        files.hook = hook
+        await append(log)
+        after = inner.crash()
+        there = open_log(after)
+        assert not there.log_end_offset or await knows(after)
+        files.hook = None
+
+
+async def test_a_file_that_is_damaged_has_the_log_read(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    log = filled(files, size=70_000)
+    await append(log)
+    file = files.open(PATH)
+    file.pwritev([b"xxxx"], 0)
+    assert await knows(files)
+    assert f"{PATH} is damaged, the log is read" in caplog.text
+    file.truncate(0)
+    assert await knows(files)
+
+
 async def test_many_are_known_and_saved_side_by_side() -> None:
     together = threading.Barrier(3)
     files = FaultyFiles(MemoryFiles())
-    logs = [open_log(files, directory=f"topics/t-{number}") for number in range(3)]
+    logs = [filled(files, f"topics/t-{number}", 70_000) for number in range(3)]
     found = [Producers(log) for log in logs]
 
     def hook(operation: str, path: str) -> None:
@@ -70,7 +153,7 @@ async def test_many_are_known_and_saved_side_by_side() -> None:
 
 async def test_what_cannot_be_known_does_not_keep_the_others_from_it() -> None:
     files = FaultyFiles(MemoryFiles())
-    found = [Producers(open_log(files, directory=f"topics/t-{number}")) for number in range(3)]
+    found = [Producers(filled(files, f"topics/t-{number}")) for number in range(3)]
 
     def hook(operation: str, path: str) -> None:
         if path.startswith("topics/t-1/"):
