@@ -8,7 +8,8 @@
    each once, or until `LOOK_S` are over while somebody is there who needs little; then it looks again who is ready. So
    who sends little waits for at most the turn that is under way, and those who saturate the broker share it. Where the
    turn of one who needs little waits, those who need much come first the next time: else as many as connect at once,
-   each of whom waits for other brokers, would keep the links to these brokers from being read.
+   each of whom waits for other brokers, would keep the links to these brokers from being read. With it the round is
+   over; so whose last turn waited, or who has had none, comes after the others who need little.
 4. What came together belongs together: `rounds` is told when a round of turns begins, and when nobody is left who was
    ready; those who need little are a round of their own. What the disk has synced is waited for here as well (`watch`):
    it is often what a client waits for. And what the end of a turn would bring may be put off until all have had theirs
@@ -87,6 +88,8 @@ class Readers:
         """Those who need much and are ready, or may be."""
         self._waiting: dict[int, trio.CancelScope] = {}
         """Whose turn waits."""
+        self._may_wait: set[int] = set()
+        """Whose last turn waited, and who has had none."""
         self._kept_waiting = False
         """Whether those who need much have not had a turn in the round before."""
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
@@ -103,6 +106,7 @@ class Readers:
         """Read from it until `remove`."""
         number = sock.fileno()
         self._readers[number] = reader
+        self._may_wait.add(number)
         if self._epoll is None:
             self._spawn(self._read_alone, sock, reader)
             return
@@ -128,6 +132,7 @@ class Readers:
         if self._readers.pop(number, None) is None:
             return
         self._busy.pop(number, None)
+        self._may_wait.discard(number)
         scope = self._waiting.pop(number, None)
         if scope is not None:
             scope.cancel()
@@ -197,11 +202,15 @@ class Readers:
         if rounds is not None:
             rounds.begin_round()
         if self._kept_waiting:
+            self._kept_waiting = False
             those = ((number, self._readers.get(number)) for number, _ in events)
-            busy.update((number, one) for number, one in those if one is not None and not one.needs_little)
+            much = {number: one for number, one in those if one is not None and not one.needs_little}
+            busy.update(much)
             if busy and not await self._take_turns(scope):
                 return False
+            events = [event for event in events if event[0] not in much]
         self._kept_waiting = True
+        last: list[int] = []
         for number, _ in events:
             reader = self._readers.get(number)
             if reader is None:
@@ -209,7 +218,15 @@ class Readers:
                     self._watched[number][0]()
             elif not reader.needs_little:
                 busy[number] = reader
+            elif number in self._may_wait:
+                last.append(number)
             else:
+                self.neighbours.little(perf_counter())
+                if not await self._turn(number, reader, scope):
+                    return False
+        for number in last:
+            reader = self._readers.get(number)
+            if reader is not None:
                 self.neighbours.little(perf_counter())
                 if not await self._turn(number, reader, scope):
                     return False
@@ -255,10 +272,12 @@ class Readers:
             if self._readers.get(number) is reader:
                 self._epoll.unregister(number)
                 self._waiting[number] = scope
+                self._may_wait.add(number)
             self._spawn(self._take_over)
 
         more = await _driven(reader.turn(), waits)
         if not waited:
+            self._may_wait.discard(number)
             if more and self._readers.get(number) is reader:
                 self._busy[number] = reader
             return True

@@ -106,6 +106,49 @@ async def test_those_who_need_much_are_not_kept_by_many_who_need_little_and_whos
 
 
 @only_linux
+async def test_who_is_answered_at_once_is_not_kept_by_many_who_come_and_whose_turns_wait() -> None:
+    order: list[str] = []
+    names = {f"comes {number}": True for number in range(20)}
+    with noted(order, quick=True, **names) as (quick, *others):
+        async with reading(quick) as readers:
+            await trio.testing.wait_all_tasks_blocked()
+            for one in others:
+                one.may_go_on = trio.Event()
+                readers.add(one.ours, one)
+            quick.theirs.send(b"x")
+            await trio.testing.wait_all_tasks_blocked()
+            assert order[:2] == ["quick", "quick"]
+            for one in others:
+                assert one.may_go_on is not None
+                one.may_go_on.set()
+            await trio.testing.wait_all_tasks_blocked()
+            for one in (*others, quick):
+                one.theirs.send(b"x")
+                one.may_go_on = None
+            order.clear()
+            await trio.testing.wait_all_tasks_blocked()
+            assert order[0] == "quick", "the others have waited the last time"
+        assert len(order) == 21
+
+
+@only_linux
+async def test_who_needs_little_is_not_kept_by_many_who_need_much_and_whose_turns_wait() -> None:
+    order: list[str] = []
+    names = {f"much {number}": False for number in range(20)}
+    with noted(order, quick=True, little=True, **names) as (quick, little, *others):
+        async with reading(quick) as readers:
+            await trio.testing.wait_all_tasks_blocked()
+            for one in (little, *others):
+                one.may_go_on = trio.Event()
+                readers.add(one.ours, one)
+                one.then = lambda: quick.theirs.send(b"x") if order[-1] != "little" and order.count("quick") == 1 else 0
+            await trio.testing.wait_all_tasks_blocked()
+            first = next(at for at, name in enumerate(order) if name.startswith("much"))
+            assert order.index("quick", 1) == first + 1
+            assert len(order) == 23
+
+
+@only_linux
 async def test_all_of_more_than_are_taken_at_once_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.readers.READY_MAX", 3)
     order: list[str] = []
