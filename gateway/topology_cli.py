@@ -26,6 +26,7 @@ from gateway.client_cli import (
     with_client,
     with_json,
 )
+from protocols.convert import routing_key_to_topic, topic_to_routing_key
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -335,39 +336,51 @@ def cancel_delayed(client: BlockingClient, **given: Any) -> None:
 
 retained = click.Group("retained", help="Look after the last messages of routing keys that are kept for newcomers.")
 _pattern = click.argument("pattern", default="#")
+_mqtt = click.option("--mqtt", "is_mqtt", is_flag=True, help="In topics of MQTT (a/b), not in routing keys (a.b).")
 
 
 @retained.command("list")
 @_pattern
+@_mqtt
 @vhost_option
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @with_json
 @with_client
-def list_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
+def list_retained(client: BlockingClient, as_json: bool, pattern: str, is_mqtt: bool, **given: Any) -> None:
     """Print the retained messages whose routing keys match PATTERN, with + and # as wildcards, in order."""
-    page = client.administer("retained.list", **given)
-    show(page["columns"], page["rows"], as_json)
+    page = client.administer("retained.list", pattern=_key(pattern, is_mqtt), **given)
+    columns, rows = page["columns"], page["rows"]
+    if is_mqtt:
+        columns, rows = ["topic", *columns[1:]], [[routing_key_to_topic(row[0]), *row[1:]] for row in rows]
+    show(columns, rows, as_json)
+
+
+def _key(text: str, is_mqtt: bool) -> str:
+    return topic_to_routing_key(text) if is_mqtt else text
 
 
 @retained.command("get")
 @click.argument("key")
+@_mqtt
 @vhost_option
 @click.option("--bytes-max", type=COUNT, default=4096, show_default=True, help="Of the body.")
 @with_json
 @with_client
-def get_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
+def get_retained(client: BlockingClient, as_json: bool, key: str, is_mqtt: bool, **given: Any) -> None:
     """Print the message that is retained of the routing key KEY."""
-    show_fields(client.administer("retained.get", **given), as_json)
+    found = client.administer("retained.get", key=_key(key, is_mqtt), **given)
+    show_fields({"topic": key, **{k: v for k, v in found.items() if k != "key"}} if is_mqtt else found, as_json)
 
 
 @retained.command("clear")
 @_pattern
+@_mqtt
 @vhost_option
 @with_json
 @with_client
-def clear_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
+def clear_retained(client: BlockingClient, as_json: bool, pattern: str, is_mqtt: bool, **given: Any) -> None:
     """Drop the retained messages whose routing keys match PATTERN."""
-    cleared = client.administer("retained.clear", **given)
+    cleared = client.administer("retained.clear", pattern=_key(pattern, is_mqtt), **given)
     say({"cleared": cleared}, f"{cleared:,} retained messages cleared", as_json)
 
 

@@ -15,6 +15,9 @@ export function mqtt(parameters) {
   return tabs("mqtt", parameters, { clients: ["Clients", clients], sessions: ["Sessions", sessions], retained: ["Retained", () => retained(parameters)], bans: ["Bans", bans] })
 }
 
+// The topic of a routing key, and the other way round (protocols/convert.py).
+const swapped = (name) => name.replace(/[./]/g, (one) => (one === "." ? "/" : "."))
+
 const idOf = (row) => row.client_id ?? row.name
 
 function clients() {
@@ -75,12 +78,12 @@ function retained(parameters) {
   const shown = h("div", { class: "messages" })
   const found = list({
     title: "Retained", operation: "retained.list", given: () => ({ vhost: chosenVhost(), pattern: parameters.pattern || "#", limit: 1000 }), key: (row) => row.key, empty: "nothing is retained",
-    columns: { key: { class: "name" }, bytes: { title: "size" }, persistent: {}, ends_at_ms: { title: "ends", show: (row) => (row.ends_at_ms ? new Date(row.ends_at_ms).toLocaleString() : "never") } },
+    columns: { key: { title: "topic", class: "name", show: (row) => text(swapped(row.key)), value: (row) => swapped(row.key) }, bytes: { title: "size" }, persistent: {}, ends_at_ms: { title: "ends", show: (row) => (row.ends_at_ms ? new Date(row.ends_at_ms).toLocaleString() : "never") } },
     tools: [publish, ["Clear by pattern", "retained.clear", clearing, "danger"]],
     actions: (row) => [
       ["Show", "retained.get", async () => {
         const told = await ask("retained.get", { key: row.key, vhost: chosenVhost() })
-        shown.replaceChildren(h("h3", {}, text(row.key)), message(told))
+        shown.replaceChildren(h("h3", {}, text(swapped(row.key))), message(told))
       }],
       ["Clear", "retained.clear", () => clear(row), "danger"],
     ],
@@ -89,15 +92,15 @@ function retained(parameters) {
 }
 
 async function clear(row) {
-  const sure = await confirm("Clear?", ["Nothing is retained of ", h("b", {}, text(row.key)), " any more."], "Clear", () => ask("retained.clear", { pattern: row.key, vhost: chosenVhost() }))
-  if (sure) note(h("span", {}, "cleared ", text(row.key)))
+  const sure = await confirm("Clear?", ["Nothing is retained of ", h("b", {}, text(swapped(row.key))), " any more."], "Clear", () => ask("retained.clear", { pattern: row.key, vhost: chosenVhost() }))
+  if (sure) note(h("span", {}, "cleared ", text(swapped(row.key))))
 }
 
 async function clearing() {
   const done = await form({
     title: "Clear retained messages", action: "Clear", danger: true,
     fields: [{ name: "pattern", label: "Of topics that match", required: true, help: "with + and #; # is all" }],
-    submit: (given) => ask("retained.clear", { ...given, vhost: chosenVhost() }),
+    submit: (given) => ask("retained.clear", { pattern: swapped(given.pattern), vhost: chosenVhost() }),
   })
   if (done) note(`cleared ${number(done.value)}`)
 }

@@ -241,6 +241,9 @@ def test_a_message_is_published_and_looked_at(broker: BrokerProcess, millrace: C
     given = ("messages", "publish", "--mqtt-topic", "a/b", "--retain")
     assert millrace(*given, text="kept") == "published, but routed to nobody\n"
     assert json.loads(millrace("retained", "get", "a.b", "--json"))["body"] == {"text": "kept"}
+    assert millrace.rows("retained", "list", "a/+", "--mqtt")[0]["topic"] == "a/b"
+    assert json.loads(millrace("retained", "get", "a/b", "--mqtt", "--json"))["topic"] == "a/b"
+    assert millrace("retained", "clear", "a/#", "--mqtt") == "1 retained messages cleared\n"
     millrace(*given)
     assert millrace.refused("retained", "get", "a.b").startswith("nothing is retained")
     millrace("queues", "delete", "single")
