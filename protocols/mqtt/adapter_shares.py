@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MEMBERS = "amq.direct"
 """See the module's rule 4."""
 QOS_MAX = 1
-_NOT_SHARED = (PREFIX, EXCLUSIVE, "$replay/")
+_NOT_SHARED = (PREFIX, EXCLUSIVE, "$replay/", "$queue/")
 """What filters begin with that are subscriptions of a kind of their own."""
 
 _STRATEGIES: dict[str, dict[str, Any]] = {

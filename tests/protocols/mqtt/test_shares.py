@@ -144,6 +144,7 @@ async def test_to_be_a_member_again_on_other_terms_is_no_second_membership(world
         "$share/g/$exclusive/a",
         "$share/g/$replay/-1h/a",
         "$share/g/$share/h/a",
+        "$share/g/$queue/a",
     ],
 )
 async def test_mqtt_4_8_2_1_and_2_malformed_names_are_refused(world: World, bad: str) -> None:
