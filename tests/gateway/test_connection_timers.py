@@ -1,0 +1,106 @@
+"""The shell's timers: armed lazily, and not before what has come is read."""
+
+from __future__ import annotations
+
+import math
+
+import trio
+from trio.testing import MockClock
+
+from tests.gateway.shell import EchoAdapter, open_door, receive_all, receive_exactly, until
+
+
+class KeepAlive(EchoAdapter):
+    """Wants to hear something every so often, once it has."""
+
+    patience_s = 0.05
+
+    async def handle(self, data: bytes) -> None:
+        await super().handle(data)
+        self.deadline_s = trio.current_time() + self.patience_s
+
+
+class LongerKeepAlive(KeepAlive):
+    patience_s = 2
+
+
+async def test_one_timer_serves_a_deadline_that_moves_with_every_read(mock_clock: MockClock) -> None:
+    async with open_door(KeepAlive) as door, await door.connect() as client:
+        for _ in range(200):
+            await client.send_all(b"ping")
+            await receive_exactly(client, 4)
+            assert len(door.shell.timers) == 1
+            mock_clock.jump(0.02)
+        adapter = await door.adapter()
+        last = adapter.deadline_s
+        assert adapter.timer_calls == []
+        mock_clock.rate = 1.0
+        await until(lambda: adapter.timer_calls)
+        assert last <= adapter.timer_calls[0] < last + 1
+        assert len(door.shell.timers) == 0
+
+
+async def test_what_came_while_the_process_stood_still_is_read_before_a_deadline_counts(mock_clock: MockClock) -> None:
+    async with open_door(LongerKeepAlive) as door, await door.connect() as client:
+        adapter = await door.adapter()
+        for _ in range(20):
+            client.socket._sock.send(b"ping")  # type: ignore[attr-defined]
+            mock_clock.jump(10)
+            await receive_exactly(client, 4)
+        assert adapter.timer_calls == []
+        mock_clock.jump(10)
+        mock_clock.rate = 1.0
+        await until(lambda: adapter.timer_calls)
+
+
+async def test_who_has_spoken_and_was_not_read_yet_is_not_late(mock_clock: MockClock) -> None:
+    """Thousands who connect at once have their turns one after the other."""
+    async with open_door(LongerKeepAlive) as door, await door.connect() as client:
+        adapter = await door.adapter()
+        await client.send_all(b"1")
+        await receive_exactly(client, 1)
+        (connection,) = door.shell.connections
+        for _ in range(20):
+            client.socket._sock.send(b"ping")  # type: ignore[attr-defined]
+            mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
+            connection._timer_fired()
+            await receive_exactly(client, 4)
+        assert adapter.timer_calls == []
+        mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
+        connection._timer_fired()
+        assert len(adapter.timer_calls) == 1
+
+
+async def test_an_earlier_deadline_replaces_the_timer_and_the_end_cancels_it() -> None:
+    async with open_door() as door, await door.connect() as client:
+        adapter = await door.adapter()
+        adapter.deadline_s = trio.current_time() + 1000
+        await client.send_all(b"1")
+        await receive_exactly(client, 1)
+        adapter.deadline_s = trio.current_time() + 0.01
+        await client.send_all(b"2")
+        await until(lambda: adapter.timer_calls)
+        assert adapter.deadline_s == math.inf
+        adapter.deadline_s = trio.current_time() + 1000
+        await client.send_all(b"3")
+        await receive_exactly(client, 2)
+        assert len(door.shell.timers) == 1
+        await client.aclose()
+        await until(lambda: adapter.lost)
+        assert len(door.shell.timers) == 0
+
+
+async def test_a_timer_that_closes_ends_the_connection() -> None:
+    class GiveUp(EchoAdapter):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)  # type: ignore[arg-type]
+            self.deadline_s = trio.current_time() + 0.01
+
+        def handle_timer(self, now: float) -> None:
+            super().handle_timer(now)
+            self.outbox.write(b"too late")
+            self.closed = True
+
+    async with open_door(GiveUp) as door, await door.connect() as client:
+        assert await receive_all(client) == b"too late"
+        assert (await door.adapter()).lost == 1
