@@ -16,6 +16,7 @@ from core_log.record_batch import BatchBuilder
 from gateway.etcd_process import EtcdProcess
 from routing.administration import administer
 from routing.errors import LimitExceeded
+from routing.transactions import Plan
 from tests.gateway.test_member import Running, three, until
 from tests.gateway.test_remote_member import PERSISTENT, connection
 
@@ -214,6 +215,34 @@ async def test_what_a_full_queue_refuses_that_another_broker_leads_takes_no_effe
         assert brokers[2].server.broker.topology.queues["b"].message_count == 2
         assert await step(brokers[3], 0, b"3") == 1
         assert queues["full"].message_count == 3
+
+
+async def test_what_is_decided_a_queue_takes_that_another_broker_leads_and_that_was_filled_meanwhile(
+    etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with town(etcd, tmp_path, "filled") as brokers:
+        one, three = brokers[1].server.broker, brokers[3].server.broker
+        await one.declare_queue("full", durable=True, arguments=FULL)
+        await until(lambda: leads(brokers[1], "full"))
+        await until(lambda: "full" in three.topology.queues)
+        assert three.engine is not None
+        require_room = three.engine.transactions.require_room
+
+        async def filled(plan: Plan) -> None:
+            await require_room(plan)
+            for body in ("x", "y", "z"):
+                await administer(one, "guest", "messages.publish", {"routing_key": "full", "body": body})
+
+        monkeypatch.setattr(three.engine.transactions, "require_room", filled)
+
+        def commit(channel: BlockingChannel) -> None:
+            for name, body in (("full", b"1"), ("b", b"1"), ("full", b"2")):
+                channel.basic_publish("", name, body, PERSISTENT)
+            channel.tx_commit()
+
+        await at(brokers[3], commit)
+        assert one.topology.queues["full"].message_count == 5
+        assert brokers[2].server.broker.topology.queues["b"].message_count == 1
 
 
 async def test_a_broker_that_goes_leaves_all_or_nothing(etcd: EtcdProcess, tmp_path: Path) -> None:

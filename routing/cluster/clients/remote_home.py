@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from routing.cluster.clients.orders import order
+from routing.cluster.clients.orders import NO_QUEUE, order
 from routing.cluster.clients.remote_queue import RemoteQueue
 from routing.cluster.clients.streams import Slabs, Stream
 from routing.cluster.metadata.log_names import home_log
@@ -50,6 +50,8 @@ class RemoteHome:
         self.stream: Stream = forwarding.stream(self.name)
         self.again = False
         """What is put here now may have come there before, by other means than the stream."""
+        self.decided = False
+        """What is put here now queues take that are full: they were asked before."""
 
     @property
     def leader(self) -> str:
@@ -79,6 +81,8 @@ class RemoteHome:
     def enqueue(self, slab: Slab, destinations: DestinationSet) -> int:
         """See `Home`."""
         ids, once_in_ms = destinations.definition.queue_ids, destinations.once_in_ms
+        if self.decided and any(queue.settings.guards_publishing for queue in destinations.queues):
+            ids = (*ids, NO_QUEUE)
         count = len(slab.bodies)
         if count <= _SLAB_MESSAGES_MAX:
             return self.stream.take(count, slab.size, Slabs(ids, once_in_ms, slab, self.again))

@@ -86,7 +86,9 @@ class ServedBroker:
         begins: bool,
         again: bool,
     ) -> None:
-        """Take a slab for queues of a home; `begins` and `again` as in `EngineLink.publish`."""
+        """Take a slab for queues of a home; `begins` and `again` as in `EngineLink.publish`. With `NO_QUEUE` behind the
+        queues they take it though they are full.
+        """
         follows = self._follows.pop(log, None)
         self._asked[log] = leader_epoch
         if not begins and follows != (leader_epoch, position):
@@ -120,7 +122,8 @@ class ServedBroker:
                 offset = self._obey(home, slab)
             else:
                 queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
-                offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
+                asks = queue_ids[-1] != NO_QUEUE
+                offset = self._put(home, queues, once_in_ms, slab, position, taken, asks=asks) if queues else 0
         except LogUnavailable:
             del self._follows[log]
             self._not_led(log, leader_epoch)
@@ -140,16 +143,27 @@ class ServedBroker:
         return home.log.log_end_offset
 
     def _put(
-        self, home: QueuePartition, queues: tuple[Queue, ...], once_in_ms: int, slab: Slab, position: int, taken: Taken
+        self,
+        home: QueuePartition,
+        queues: tuple[Queue, ...],
+        once_in_ms: int,
+        slab: Slab,
+        position: int,
+        taken: Taken,
+        *,
+        asks: bool,
     ) -> int:
-        """Put a slab into queues, as `Session.publish` does; up to where the log has to get. Raises LogUnavailable."""
+        """Put a slab into queues, as `Session.publish` does, or, unless it `asks`, though they are full; up to where
+        the log has to get. Raises LogUnavailable.
+        """
         broker = self._broker
         vhost = broker.topology.vhosts[queues[0].vhost]
         route = vhost.router.to_queues(queues, slab.exchange, once_in_ms)
         with for_others((home,)):
-            for piece in route.pieces(slab) if route.guarded else (slab,):
+            guarded = asks and bool(route.guarded)
+            for piece in route.pieces(slab) if guarded else (slab,):
                 count = len(piece.bodies)
-                fitting = min(route.room(piece.bodies), count) if route.guarded else count
+                fitting = min(route.room(piece.bodies), count) if guarded else count
                 fullest = route.fullest(piece.bodies) if fitting < count else None
                 if fitting:
                     put(route, piece.part(0, fitting), broker.clock.now_ms)

@@ -5,7 +5,8 @@ A *place* is a home's number, or `TOPICS`: all topics together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from routing.cluster.clients.remote_home import RemoteHome
@@ -105,13 +106,9 @@ class Effects:
         be there.
         """
         targets: list[tuple[PartitionLog, int]] = []
-        self._say_again(self._homes, again)
-        try:
-            with for_others(self._homes):
-                for route, slab, mandatory in plan.routed:
-                    targets += plan.session.deliver_to(route, slab, mandatory, decided=True)
-        finally:
-            self._say_again(self._homes, False)
+        with _told(self._homes, again=again), for_others(self._homes):
+            for route, slab, mandatory in plan.routed:
+                targets += plan.session.deliver_to(route, slab, mandatory, decided=True)
         if again:
             _mark(queue for route in plan.routes for queue in route.queues)
         plan.seal()
@@ -146,12 +143,8 @@ class Effects:
             route.remembering = [queue for queue in there if queue.seen is not None]
             for one, destinations in route.homes:
                 one.prepare(destinations)
-            self._say_again([home] if home is not None else [], True)
-            try:
-                with for_others(route.durable_homes):
-                    ends |= put(route, slab, now_ms)
-            finally:
-                self._say_again([home] if home is not None else [], False)
+            with _told([home] if home is not None else [], again=True), for_others(route.durable_homes):
+                ends |= put(route, slab, now_ms)
             _mark(there)
             touched |= {partition: None for topic in topics for partition in topic.partitions}
         for partition in touched:
@@ -163,11 +156,18 @@ class Effects:
         partitions = {partition.log: partition for partition in touched}
         return [Target.of_log(log, end, partitions.get(log)) for log, end in ends.items()]
 
-    @staticmethod
-    def _say_again(homes: Iterable[Home], again: bool) -> None:
-        for home in homes:
-            if isinstance(home, RemoteHome):
-                home.again = again
+
+@contextmanager
+def _told(homes: Iterable[Home], *, again: bool) -> Iterator[None]:
+    """What is put meanwhile into homes that others lead is decided, and may be there `again`."""
+    elsewhere = [home for home in homes if isinstance(home, RemoteHome)]
+    for home in elsewhere:
+        home.again, home.decided = again, True
+    try:
+        yield
+    finally:
+        for home in elsewhere:
+            home.again = home.decided = False
 
 
 def _mark(queues: Iterable[Queue]) -> None:
