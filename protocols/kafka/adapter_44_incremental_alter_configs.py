@@ -9,10 +9,8 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import INCREMENTAL_ALTER_CONFIGS
 from protocols.kafka.registry import serves
 from routing.declaring.topic_control import ConfigChange
-from routing.topics.topic_config import KNOWN, THROTTLED
-
-_LISTS = {"cleanup.policy": "delete"} | dict.fromkeys(THROTTLED, "")
-"""Settings that can be added to, and what they are if nobody says otherwise."""
+from routing.topics.described_config import LISTS
+from routing.topics.topic_config import KNOWN
 
 
 @serves(INCREMENTAL_ALTER_CONFIGS, 0, 1)
@@ -34,7 +32,7 @@ def _change_of(asked: Entity) -> ConfigChange:
             elif operation == SET:
                 config[name] = value
             else:
-                config[name] = _joined(config.get(name, _LISTS[name]), operation, value)
+                config[name] = _joined(config.get(name, LISTS[name]), operation, value)
         return config
 
     return change
@@ -48,7 +46,7 @@ def _checked(one: Entity) -> tuple[str, int, str]:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {one.name}")
     if one.value is None and operation != DELETE:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {one.name}")
-    if operation in (APPEND, SUBTRACT) and one.name not in _LISTS:
+    if operation in (APPEND, SUBTRACT) and one.name not in LISTS:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{one.name} is not a list that could be added to")
     return one.name, operation, one.value or ""
 

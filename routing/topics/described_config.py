@@ -193,6 +193,9 @@ _FIXED_TEXTS: dict[str, tuple[Kind, str, str]] = {
     "preallocate": ("boolean", "log.preallocate", "Files are not made larger than what is in them."),
     "remote.storage.enable": ("boolean", "remote.log.storage.system.enable", "All of a log is on the brokers' disks."),
 }
+LISTS = {name: str(one.read(LogConfig())) for name, one in _SETTINGS.items() if one.kind == "list"}
+LISTS |= dict.fromkeys(THROTTLED, "")
+"""Settings that can be added to, and what they are if nobody says otherwise."""
 _FLUSH_TEXT = "Confirmed records are synced whatever this says, where fsync is commit."
 _THROTTLED_TEXT = "Noted for tools: a broker's throttle is for all replicas that are not in sync."
 _INSYNC_TEXT = "So many replicas have to be in sync for anything to be confirmed."

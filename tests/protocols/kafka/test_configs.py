@@ -158,6 +158,23 @@ async def test_what_nobody_has_set_is_taken_back() -> None:
             assert (reply.error_code, reply.entries) == (0, [])
 
 
+async def test_whatever_is_shown_as_a_list_is_added_to_as_one() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"})
+        peer = Peer(broker)
+        lists = {name for name, one in (await settings(peer, "t")).items() if one.config_type == 7}
+        some = {"cleanup.policy": "compact", "millrace.retry.delays.ms": "5"}
+        some |= {f"{role}.replication.throttled.replicas": "0:0" for role in ("leader", "follower")}
+        for name in sorted(lists):
+            before = (await settings(peer, "t"))[name].value
+            dry = name == "cleanup.policy"
+            assert (await change(peer, (name, APPEND, some.get(name, "g")), dry=dry)).error_code == 0
+            if not dry:
+                assert (await settings(peer, "t"))[name].value == some.get(name, "g")
+                assert (await change(peer, (name, SUBTRACT, some.get(name, "g")))).error_code == 0
+            assert (await settings(peer, "t"))[name].value == before
+
+
 async def test_replicas_that_are_throttled_are_noted() -> None:
     async with kafka_broker() as broker:
         await broker.create_topic("t")
