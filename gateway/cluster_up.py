@@ -31,7 +31,7 @@ from gateway.lock import locked_data_dir
 
 NAME = "millrace"
 HOST = "127.0.0.1"
-DOORS = ("amqp", "mqtt", "native", "peer", "http")
+DOORS = ("amqp", "mqtt", "native", "peer", "http", "kafka")
 BROKERS = 3
 _BLOCK_PORTS = 10
 """With `base_port` broker N has its doors from base port + 10 N on."""

@@ -101,13 +101,14 @@ def test_a_cluster_is_up_loses_a_broker_and_goes_on_where_it_was(tmp_path: Path)
     with up(tmp_path / "c", "--brokers", "2") as first:
         said = first.until(lambda line: line == "ready")
         found = doors(said)
-        wanted = {f"broker {number} {door}" for number in (1, 2) for door in ("amqp", "mqtt", "native", "peer", "http")}
-        assert set(found) == wanted | {"etcd"}
+        each = ("amqp", "mqtt", "native", "peer", "http", "kafka")
+        assert set(found) == {f"broker {number} {door}" for number in (1, 2) for door in each} | {"etcd"}
         assert Api(int(found["broker 2 http"].rpartition(":")[2]))("whoami")["broker_id"] == 2
         there = status(found["broker 2 native"])
         assert (there["broker"], [one["alive"] for one in there["brokers"]]) == (2, [True, True])
         assert there["controller"] in (1, 2)
-        assert there["brokers"][0]["addresses"]["native"] == found["broker 1 native"]
+        for door in ("native", "kafka"):
+            assert there["brokers"][0]["addresses"][door] == found[f"broker 1 {door}"]
         first.broker(1).send_signal(signal.SIGKILL)
         (line,) = first.until(lambda line: "broker 1" in line)
         assert line.startswith("millrace: broker 1 was ended by SIGKILL; to start it again: millrace serve --data-dir")
@@ -148,7 +149,7 @@ def test_a_broker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
 def test_ports_are_kept_and_added_to(tmp_path: Path) -> None:
     first = planned_ports(tmp_path, None, None)
     assert len(first.brokers) == 3
-    assert len({*first.etcd, *(port for one in first.brokers for port in one.values())}) == 17
+    assert len({*first.etcd, *(port for one in first.brokers for port in one.values())}) == 20
     assert planned_ports(tmp_path, None, None) == first
     assert planned_ports(tmp_path, 1, None) == Ports(first.etcd, first.brokers[:1])
     four = planned_ports(tmp_path, 4, None)
@@ -162,8 +163,8 @@ def test_ports_are_kept_and_added_to(tmp_path: Path) -> None:
     based = planned_ports(tmp_path, 2, 7000)
     assert based.etcd == [7000, 7001]
     assert based.brokers == [
-        {"amqp": 7010, "mqtt": 7011, "native": 7012, "peer": 7013, "http": 7014},
-        {"amqp": 7020, "mqtt": 7021, "native": 7022, "peer": 7023, "http": 7024},
+        {"amqp": 7010, "mqtt": 7011, "native": 7012, "peer": 7013, "http": 7014, "kafka": 7015},
+        {"amqp": 7020, "mqtt": 7021, "native": 7022, "peer": 7023, "http": 7024, "kafka": 7025},
     ]
     with pytest.raises(StartError, match="there are not enough ports"):
         planned_ports(tmp_path, 9, 65450)
