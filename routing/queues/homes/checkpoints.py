@@ -142,7 +142,13 @@ def load_checkpoint(files: Files, log: PartitionLog) -> Checkpoint | None:
     except ValueError as error:
         logger.warning("%s: %s, replaying all of the log", log.directory, error)
         return None
-    if not log.log_start_offset <= found.standby.offset <= log.log_end_offset:
+    known = found.standby
+    if known.offset > log.log_end_offset:
+        logger.warning("%s: the log has lost its end, what is left is replayed", log.directory)
+        standby = Standby(log.log_start_offset)
+        standby.sets, standby.next_set_id = known.sets, known.next_set_id  # the log may have lost where it says so
+        return Checkpoint(standby, False, {})
+    if known.offset < log.log_start_offset:
         logger.warning("%s: the checkpoint is not of this log, replaying all of it", log.directory)
         return None
     return found

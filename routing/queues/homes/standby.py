@@ -291,11 +291,12 @@ class Standby:
         """What was put into each queue, by its id, in the log's order, as packed ranges."""
         into: dict[int, list[int]] = defaultdict(list)
         appends: dict[int, list[Callable[[int], None]]] = {}
+        nameless: list[Range] = []
         for set_id, first, count in zip(self._set_ids, self._firsts, self._counts):
             targets = appends.get(set_id)
             if targets is None:
                 if set_id not in self.sets:
-                    logger.error("offsets %d to %d name no queue", first, first + count - 1)
+                    nameless.append((first, count))
                     continue
                 targets = appends[set_id] = [into[queue_id].append for queue_id in self.sets[set_id][0]]
             if count > COUNT_MASK:
@@ -305,6 +306,9 @@ class Standby:
                 continue
             for append in targets:
                 append(first << COUNT_BITS | count - 1)
+        if nameless:
+            last, lost = nameless[-1], sum(count for _, count in nameless)
+            logger.error("%d messages, offsets %d to %d, name no queue", lost, nameless[0][0], sum(last) - 1)
         return into
 
     def _live_blocks(self) -> set[int]:

@@ -20,9 +20,9 @@ LOG = f"queues/0/{0:020d}.log"
 CONFIG = {"stripes": 1, "stripe_cache_bytes": 10_000}
 
 
-async def filled(files: MemoryFiles) -> None:
+async def filled(files: MemoryFiles, **config: int) -> None:
     """A queue of messages of which the first ten are settled, on a broker that was stopped."""
-    async with engine(files, **CONFIG) as running:
+    async with engine(files, **CONFIG, **config) as running:
         await running.broker.declare_queue("q", durable=True)
         client = running.client()
         for number in range(COUNT):
@@ -82,6 +82,20 @@ async def test_much_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) 
     got = await left(files)
     assert 40 < len(got) < 70
     assert len(caplog.records) <= 6
+
+
+async def test_messages_whose_queues_stand_in_the_checkpoint_only(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    await filled(files, queue_segment_bytes=1 << 16)
+    names = [name for name in files.list("queues/0") if name.endswith(".log")]
+    assert len(names) == 2, "which queues there are stands in the first"
+    files.remove(LOG)
+    last = f"queues/0/{names[1]}"
+    files.open(last).truncate(files.size(last) - 3000)
+    got = await left(files)
+    assert got == list(range(got[0], got[-1] + 1))
+    assert len(got) > 30
+    assert len(caplog.records) < 6
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
