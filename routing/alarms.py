@@ -33,6 +33,7 @@ _DISK_FREE_SHARE = 10
 """Of a small disk no more than this part is kept free by default."""
 _NO_LIMIT = 1 << 62
 _STATM_BYTES = 256
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class Alarms:
@@ -123,6 +124,20 @@ def memory_of_machine() -> int:
         found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
-    with suppress(OSError, ValueError):
-        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    for limit in _memory_limits():
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            found = min(found, int(limit.read_text()))
     return found
+
+
+def _memory_limits() -> list[Path]:
+    """Where its control group has a limit, in both versions, seen from within a container or from outside."""
+    limits = [_GROUPS / "memory.max", _GROUPS / "memory/memory.limit_in_bytes"]
+    with suppress(OSError):
+        for line in _OWN_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                limits.append(_GROUPS / path.strip("/") / "memory.max")
+            elif "memory" in controllers.split(","):
+                limits.append(_GROUPS / "memory" / path.strip("/") / "memory.limit_in_bytes")
+    return limits

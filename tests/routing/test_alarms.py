@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from core_log.disk_space import DiskSpace
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.log_flusher import LogFlusher
+from routing import alarms as alarms_module
 from routing.alarms import LOW_ON_DISK, LOW_ON_MEMORY, Alarms, memory_of_machine, resident_bytes
 from routing.config import BrokerConfig
 from routing.queues.homes.reclaim import give_back
@@ -75,6 +78,30 @@ def test_the_memory_alarm() -> None:
     assert told == [LOW_ON_MEMORY, None]
     defaults, _ = alarms(FaultyFiles(MemoryFiles()))
     assert defaults.memory_bytes_max == memory_of_machine() * 40 // 100 > 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "limit"),
+    [
+        ("0::/system.slice/broker", "system.slice/broker/memory.max"),
+        ("0::/", "memory.max"),
+        ("5:cpu:/a\n4:cpuset,memory:/a/b\n0::/", "memory/a/b/memory.limit_in_bytes"),
+        ("4:memory:/not-seen-here", "memory/memory.limit_in_bytes"),
+    ],
+)
+def test_the_memory_of_a_control_group(
+    groups: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, path = tmp_path / "own", tmp_path / "groups" / limit
+    own.write_text(groups + "\n")
+    path.parent.mkdir(parents=True)
+    monkeypatch.setattr(alarms_module, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(alarms_module, "_OWN_GROUPS", own)
+    machine = memory_of_machine()
+    path.write_text("max\n")
+    assert memory_of_machine() == machine
+    path.write_text("64000000\n")
+    assert memory_of_machine() == 64_000_000
 
 
 def test_memory_is_known_when_there_are_no_descriptors_left() -> None:
