@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from core_log import log_flusher
 from core_log.files import OsFiles
 from core_log.flush_job import FlushJob, execute
 from core_log.kernel_sync import KernelSync
@@ -19,6 +21,13 @@ from core_log.partition_log import LogConfig
 from tests.core_log.helpers import make_batch, open_log, read_all
 
 needs_kernel = pytest.mark.skipif(KernelSync.open() is None, reason="the kernel does not offer it here")
+
+
+@pytest.fixture(autouse=True)
+def no_disk_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much else it does: who writes goes by that, too."""
+    monkeypatch.setattr(log_flusher, "_SLOW_SYNC_S", math.inf)
+    monkeypatch.setattr(log_flusher, "_SLOW_WRITE_S", math.inf)
 
 
 @needs_kernel
