@@ -149,7 +149,7 @@ def load_checkpoint(files: Files, log: PartitionLog) -> Checkpoint | None:
         standby.sets, standby.next_set_id = known.sets, known.next_set_id  # the log may have lost where it says so
         return Checkpoint(standby, False, {})
     if known.offset < log.log_start_offset:
-        logger.warning("%s: the checkpoint is not of this log, replaying all of it", log.directory)
+        logger.info("%s: the log begins behind what the checkpoint speaks of, all of it is replayed", log.directory)
         return None
     return found
 
