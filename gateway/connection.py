@@ -10,7 +10,8 @@
    long queues could not read the acks that shorten them.
 3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
    One that fires late, because this process stood still, lets the socket be read first: what the peer said in time may
-   wait there. So it may where so many speak at once that their turns take longer than a deadline.
+   wait there. So it may where so many speak at once that their turns take longer than a deadline. One turn is waited
+   for, no more: of a peer that sends faster than we read there is always something to read.
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
    the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
@@ -98,6 +99,7 @@ class Connection:
     __slots__ = (
         "_armed_at",
         "_failed",
+        "_had_turn",
         "_held",
         "_in_turn",
         "_layered",
@@ -110,6 +112,7 @@ class Connection:
         "_socket",
         "_timer",
         "_tls",
+        "_waited_for",
         "_web",
         "adapter",
         "door",
@@ -143,6 +146,9 @@ class Connection:
         self._armed_at = math.inf
         self._put_off = math.inf
         """The deadline whose timer fired late and was set again."""
+        self._waited_for = math.inf
+        """The deadline that a turn was waited for last, and whether there was one since."""
+        self._had_turn = False
         self._failed = False
         self._held: trio.Event | None = None
         self._over = trio.Event()
@@ -234,6 +240,7 @@ class Connection:
 
     async def _turn(self) -> bool:
         adapter, outbox, shell, reads = self.adapter, self.outbox, self._shell, self._reads
+        self._had_turn = True
         try:
             data = self._receive(reads.size)
         except BlockingIOError:
@@ -344,10 +351,11 @@ class Connection:
         self._armed_at = at
         self._timer = self._shell.timers.at(at, self._timer_fired)
 
-    def _is_kept_waiting(self) -> bool:
+    def _is_kept_waiting(self, due: float) -> bool:
         """Whether there is something to read that has not had its turn yet, as so many others have theirs."""
-        if self._in_turn or self.adapter.held:
+        if self._in_turn or self.adapter.held or (self._had_turn and due == self._waited_for):
             return False
+        self._waited_for, self._had_turn = due, False
         try:
             return bool(self._socket.recv(1, socket.MSG_PEEK))
         except OSError:
@@ -365,7 +373,7 @@ class Connection:
                 self._arm_at(now + _READ_FIRST_S)
                 return
             if not adapter.closed and due <= now:
-                if self._is_kept_waiting():
+                if self._is_kept_waiting(due):
                     self._arm_at(now + _LOOK_AGAIN_S)
                     return
                 adapter.handle_timer(now)

@@ -71,6 +71,23 @@ async def test_who_has_spoken_and_was_not_read_yet_is_not_late(mock_clock: MockC
         assert len(adapter.timer_calls) == 1
 
 
+async def test_who_always_has_more_to_say_keeps_no_deadline_from_coming(mock_clock: MockClock) -> None:
+    """As a heartbeat that is to be sent to a publisher who is faster than the broker."""
+    async with open_door() as door, await door.connect() as client:
+        adapter = await door.adapter()
+        await client.send_all(b"1")
+        await receive_exactly(client, 1)
+        (connection,) = door.shell.connections
+        adapter.deadline_s = mock_clock.current_time()
+        client.socket._sock.send(b"2")  # type: ignore[attr-defined]
+        connection._timer_fired()
+        assert adapter.timer_calls == []
+        await receive_exactly(client, 1)
+        client.socket._sock.send(b"3")  # type: ignore[attr-defined]
+        connection._timer_fired()
+        assert len(adapter.timer_calls) == 1
+
+
 async def test_an_earlier_deadline_replaces_the_timer_and_the_end_cancels_it() -> None:
     async with open_door() as door, await door.connect() as client:
         adapter = await door.adapter()
