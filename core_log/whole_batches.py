@@ -33,13 +33,16 @@ def whole_batches(log: ReadableLog, offset: int, damaged: Damaged) -> Iterator[B
 
 
 def readable_behind(log: ReadableLog, offset: int, end: int) -> int:
-    """Up to which offset, at most `end`, a log that is damaged at an offset cannot be read. Blocks."""
+    """Up to which offset, at most `end`, a log that is damaged at an offset cannot be read. Blocks.
+
+    Raises OSError where the disk refuses now: that says nothing of what is there.
+    """
     damaged, whole, step = offset, end, 1
     while damaged + 1 < whole:
         at = min(offset + step, end - 1) if whole == end else (damaged + whole) // 2
         try:
             log.read_blocking(at, 1, unsynced=True)
             whole = at
-        except (LogError, OSError):
+        except (LogError, FileNotFoundError):
             damaged, step = at, step * 2
     return whole

@@ -241,8 +241,7 @@ class PartitionReader:
                 break
             except (OSError, StorageUnavailable) as problem:
                 # Not lost: the disk may recover, as it may for writes.
-                logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, problem)
-                await trio.sleep(pause_s)
+                await self._refused(log, offset, problem)
         for done in self._loading.pop(offset):
             done(error)
         self._host.turn()
@@ -261,17 +260,23 @@ class PartitionReader:
             return await forward.read(offset, limit, size_bytes)
 
     async def _behind(self, log: PartitionLog, offset: int, limit: int) -> int:
-        """The first offset from which on a damaged log can be read again."""
+        """The first offset from which on a damaged log can be read again. Waits while the disk refuses."""
         damaged, whole = offset, limit
         step = 1
-        while damaged + 1 < whole:
+        while damaged + 1 < whole and not self._closed:
             at = min(offset + step, limit - 1) if whole == limit else (damaged + whole) // 2
             try:
                 await log.read_cold(at, 1, before=limit)
                 whole = at
-            except (LogError, OSError):
+            except (LogError, FileNotFoundError):
                 damaged, step = at, step * 2
+            except OSError as problem:
+                await self._refused(log, at, problem)
         return whole
+
+    async def _refused(self, log: PartitionLog, offset: int, problem: Exception) -> None:
+        logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, problem)
+        await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
 
 
 def _visible(log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:

@@ -143,25 +143,29 @@ class ColdChunks:
         log, waited = self._log, False
         while True:
             try:
-                # A queue may deliver what is not synced yet: its own restart settles what became of it.
-                batches = await log.read_cold(offset, self._config.cold_read_bytes, unsynced=True)
-                return self._decode(offset, batches)
-            except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
-                if log.is_whole_elsewhere:
+                try:
+                    # A queue may deliver what is not synced yet: its own restart settles what became of it.
+                    batches = await log.read_cold(offset, self._config.cold_read_bytes, unsynced=True)
+                    return self._decode(offset, batches)
+                except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
+                    if not log.is_whole_elsewhere:
+                        return await self._damaged(offset, error)
                     if not waited:
                         logger.error("cannot read %s at offset %d: %s", log.directory, offset, error)
                     waited = True
                     await trio.sleep(self._config.flush_retry_interval_ms / 1000)
-                    continue
-                behind = await in_thread(readable_behind, log, offset, log.written_offset)
-                behind = max(behind, offset + 1)
-                text = "cannot read %s at offset %d, what it holds up to offset %d is lost: %s"
-                logger.error(text, log.directory, offset, behind - 1, error)
-                return ColdChunk(offset, behind, [], damaged=True)
             except OSError as error:
                 # Not lost: the disk may recover, as it may for writes.
                 logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, error)
                 await trio.sleep(self._config.flush_retry_interval_ms / 1000)
+
+    async def _damaged(self, offset: int, error: Exception) -> ColdChunk:
+        """What cannot be read, which is said. Raises OSError."""
+        log = self._log
+        behind = max(await in_thread(readable_behind, log, offset, log.written_offset), offset + 1)
+        text = "cannot read %s at offset %d, what it holds up to offset %d is lost: %s"
+        logger.error(text, log.directory, offset, behind - 1, error)
+        return ColdChunk(offset, behind, [], damaged=True)
 
     def _decode(self, offset: int, batches: list[Any]) -> ColdChunk:
         entries: list[CachedSlab] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from core_log.memory_files import MemoryFiles
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.partition_log import PartitionLog
 from routing.session import Outcome
 from tests.routing.harness import Engine, engine
@@ -45,6 +47,27 @@ async def test_what_the_disk_has_lost_is_passed_and_said(caplog: pytest.LogCaptu
         await append(running, "later")
         await running.until(lambda: client.deliveries)
         assert client.take_bodies() == ["later"]
+
+
+async def test_what_the_disk_refuses_behind_it_is_asked_for_again() -> None:
+    inner = MemoryFiles()
+    files = FaultyFiles(inner)
+    async with engine(files) as running:
+        await damaged(running, inner, 20)
+        path, log = running.broker.topics["t"].partitions[0].log.segments[0].log_path, []
+
+        def hook(operation: str, opened: str) -> None:
+            if (operation, opened) == ("open", path):
+                log.append(opened)
+                if 3 <= len(log) < 13:
+                    raise OSError(errno.EMFILE, "too many open files")
+
+        files.hook = hook
+        queue = await view(running, stream_offset="first")
+        client = await worker(running)
+        await running.until(lambda: client.deliveries and client.deliveries[-1].body == "19")
+        assert len(bodies(client.take())) > 16
+        assert queue.view.gone < 4
 
 
 async def test_what_the_disk_has_lost_since_it_was_given_out_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

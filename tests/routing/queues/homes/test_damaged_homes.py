@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import trio
 
 from core_log.errors import CorruptBatch
+from core_log.files import Files
 from core_log.log_config import LogConfig
 from core_log.log_flusher import LogFlusher
-from core_log.memory_files import MemoryFiles
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.replica_log import ReplicaLog
 from routing.queues.homes.standby_feed import Known, StandbyFeed
 from routing.queues.packed_ranges import unpack
@@ -41,7 +44,7 @@ def flip(files: MemoryFiles, share: float) -> None:
     file.pwritev([bytes([byte ^ 4])], position)
 
 
-async def left(files: MemoryFiles) -> list[int]:
+async def left(files: Files) -> list[int]:
     """What a consumer gets after another start."""
     async with engine(files, **CONFIG) as running:
         client = running.client()
@@ -82,6 +85,21 @@ async def test_much_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) 
     got = await left(files)
     assert 40 < len(got) < 70
     assert len(caplog.records) <= 6
+
+
+@pytest.mark.parametrize("opened", range(5, 14))
+async def test_what_a_disk_refuses_behind_what_is_damaged_is_asked_for_again(opened: int) -> None:
+    inner = MemoryFiles()
+    await filled(inner)
+    flip(inner, 0.5)
+    files, turns = FaultyFiles(inner), iter(range(opened + 40))
+
+    def hook(operation: str, path: str) -> None:
+        if (operation, path) == ("open", LOG) and next(turns, 0) >= opened:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    files.hook = hook
+    assert len(await left(files)) > 80
 
 
 async def test_messages_whose_queues_stand_in_the_checkpoint_only(caplog: pytest.LogCaptureFixture) -> None:
