@@ -128,7 +128,8 @@ class Catalog:
         `relied` are a plan's.
 
         Where a store takes only so much at once, the entries are written in pieces, in their order: what depends on
-        others goes before them. Raises Conflict, MetadataUnavailable, BatchTooLarge, and what `check` raises.
+        others goes before them. Each leaves room for `guards`, unless these are very many. Raises Conflict,
+        MetadataUnavailable, BatchTooLarge, and what `check` raises.
         """
         store = self._store
         puts = self._puts(entries)
@@ -140,8 +141,9 @@ class Catalog:
             return
         relied = [*relied, *(self._guard(self._key(key)) for key in guards)]
         puts = [*(put for put in also if put[1] is not None), *puts, *(put for put in also if put[1] is None)]
+        size = max(store.puts_max - len(relied), store.puts_max // 2)
         while puts:
-            piece, puts = puts[: store.puts_max], puts[store.puts_max :]
+            piece, puts = puts[:size], puts[size:]
             own = [self._guard(key) for key, _ in piece]
             revision = await store.change((own + relied)[: store.puts_max], piece, check=check if not puts else None)
         if self.spread is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from core_log.files import FaultyFiles, Files, MemoryFiles
 from core_log.metadata import etcd_store
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
+from core_log.metadata.store import Guard, Put
 from routing.broker import Broker, open_broker
 from routing.clients import Client
 from routing.config import BrokerConfig
@@ -240,6 +241,27 @@ async def test_two_brokers_of_one_topology() -> None:
         assert not b2.topology.queues
         assert "x" not in b2.topology.exchanges
         assert b2.topology.vhosts["/"].binding_count == 0
+
+
+@pytest.mark.parametrize("count", [1, 125, 126, 300])
+async def test_each_piece_of_a_large_change_is_made_only_if_what_it_needs_is_there(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two_brokers(EtcdModel()) as [(one, store), _]:
+        await one.broker.declare_queue("q", durable=True)
+        change, guarded = store.change, list[set[bytes]]()
+
+        async def noting(guards: Sequence[Guard], puts: Sequence[Put], **options: Any) -> int:
+            guarded.append({guard.key for guard in guards})
+            return await change(guards, puts, **options)
+
+        monkeypatch.setattr(store, "change", noting)
+        patterns = [(f"a.{number}", None) for number in range(count)]
+        await one.broker.change_bindings(("queue", "q"), "amq.topic", new=patterns)
+        assert one.broker.topology.vhosts["/"].binding_count == count
+        key = one.broker.topology.catalog._key(("queue", "/", "q"))
+        assert guarded
+        assert all(key in keys for keys in guarded)
 
 
 def picture(broker: Broker) -> dict[str, Any]:
