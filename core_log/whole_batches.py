@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from core_log.batch_header import parse_header
-from core_log.errors import CorruptBatch, LogError
+from core_log.errors import CorruptBatch, LogError, OffsetOutOfRange
 from core_log.files import BytesLike
 from core_log.readable_log import ReadableLog
 
@@ -16,7 +16,9 @@ Damaged = Callable[[int, int, Exception], None]
 
 
 def whole_batches(log: ReadableLog, offset: int, damaged: Damaged) -> Iterator[BytesLike]:
-    """The written batches from an offset on that can be read. Blocks. Raises OSError, and what `damaged` raises."""
+    """The written batches from an offset on that can be read, but for what goes meanwhile. Blocks. Raises OSError, and
+    what `damaged` raises.
+    """
     while offset < log.written_offset:
         try:
             batches = log.read_blocking(offset, _READ_BYTES, unsynced=True)
@@ -24,6 +26,11 @@ def whole_batches(log: ReadableLog, offset: int, damaged: Damaged) -> Iterator[B
             behind = readable_behind(log, offset, log.written_offset)
             damaged(offset, behind, error)
             offset = behind
+            continue
+        except OffsetOutOfRange:
+            if log.log_start_offset <= offset:
+                raise
+            offset = log.log_start_offset
             continue
         if not batches:
             return
