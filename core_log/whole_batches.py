@@ -10,6 +10,10 @@ from core_log.files import BytesLike
 from core_log.readable_log import ReadableLog
 
 _READ_BYTES = 1 << 20
+ONE_BY_ONE = 512
+"""So many offsets behind a damaged one are tried one after the other, before more and more are passed over, and with
+them what lies between two damaged places.
+"""
 
 Damaged = Callable[[int, int, Exception], None]
 """Told where something cannot be read, from where on it can, and what is wrong; raises to end it."""
@@ -51,5 +55,5 @@ def readable_behind(log: ReadableLog, offset: int, end: int) -> int:
             log.read_blocking(at, 1, unsynced=True)
             whole = at
         except (LogError, FileNotFoundError):
-            damaged, step = at, step * 2
+            damaged, step = at, step + 1 if step < ONE_BY_ONE else step * 2
     return whole

@@ -24,6 +24,7 @@ from core_log.errors import CorruptBatch, Damaged, LogError, LogUnavailable, Off
 from core_log.expiry import unexpired
 from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
+from core_log.whole_batches import ONE_BY_ONE
 from routing.config import BrokerConfig
 from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Positions
@@ -269,7 +270,7 @@ class PartitionReader:
                 await log.read_cold(at, 1, before=limit)
                 whole = at
             except (LogError, FileNotFoundError):
-                damaged, step = at, step * 2
+                damaged, step = at, step + 1 if step < ONE_BY_ONE else step * 2
             except OSError as problem:
                 await self._refused(log, at, problem)
         return whole

@@ -50,3 +50,13 @@ def test_what_the_disk_refuses_now_is_not_taken_for_damaged() -> None:
     files.failing["open"] = errno.EMFILE
     with pytest.raises(OSError, match=r"\[Errno 24\]"):
         readable_behind(log, 5, COUNT)
+
+
+@pytest.mark.parametrize("one_by_one", [0, 512])
+def test_what_lies_between_damaged_places_is_found(one_by_one: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ONE_BY_ONE", one_by_one)
+    files = MemoryFiles()
+    log = filled(files)
+    for number in (5, 6, 7, 9, 13):
+        files.open(log.segments[number].log_path).pwritev([b"\xff"], HEADER_BYTES + 3)
+    assert readable_behind(log, 5, COUNT) == (8 if one_by_one else 14), "behind many more it is passed over"
