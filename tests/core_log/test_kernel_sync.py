@@ -20,7 +20,14 @@ from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig
 from tests.core_log.helpers import make_batch, open_log, read_all
 
-needs_kernel = pytest.mark.skipif(KernelSync.open() is None, reason="the kernel does not offer it here")
+needs_kernel = pytest.mark.usefixtures("offered")
+
+
+@pytest.fixture
+def offered() -> None:
+    """There is only so much of it for all processes of a machine."""
+    if KernelSync.open() is None:
+        pytest.skip("the kernel does not offer it here, or has no more of it now")
 
 
 @pytest.fixture(autouse=True)
