@@ -20,6 +20,8 @@ _FIRST_DYNAMIC_PORT = 49_152
 """RFC 6335, section 6, where the system does not say another."""
 _TRIED_PORTS = 1000
 _DYNAMIC_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+begins_at: int | None = None
+"""Behind how many of these ports this process begins; None: anywhere."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -65,5 +67,7 @@ def _unassigned_ports() -> Iterator[int]:
     except (OSError, ValueError, IndexError):
         first = _FIRST_DYNAMIC_PORT
     ports = range(_LOWEST_PORT, first)
-    start = secrets.randbelow(len(ports)) if ports else 0
+    start = 0
+    if ports:
+        start = secrets.randbelow(len(ports)) if begins_at is None else begins_at % len(ports)
     return itertools.cycle([*ports[start:], *ports[:start]])

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import trio
 
+from gateway import free_ports
 from gateway.etcd_process import EtcdProcess, find_etcd, start_etcd
 from tests.support import BrokerProcess, broker_process, metrics
 
@@ -18,6 +19,11 @@ from tests.support import BrokerProcess, broker_process, metrics
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A group that was empty waits three seconds for more members: most tests have nothing to see in that.
 os.environ.setdefault("MILLRACE_ENGINE_GROUP_INITIAL_DELAY_MS", "100")
+# Those who run tests at the same time are far from each other: a broker that is started again finds its ports free.
+if (_WORKER := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")).isdecimal():
+    _COUNT = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    _RUN = int(os.environ["PYTEST_XDIST_TESTRUNUID"][:8], 16)
+    free_ports.begins_at = _RUN + int(_WORKER) * 20_000 // _COUNT
 # The same examples each time: a change is judged by what it changed. `--hypothesis-profile=random` looks for more.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("random", deadline=None)
