@@ -19,12 +19,13 @@ from typing import Any
 import trio
 
 from core_log.absent_log import AbsentLog
+from core_log.cold_reader import in_thread
 from core_log.committed import committed
-from core_log.errors import CorruptBatch, Damaged, LogError, LogUnavailable, OffsetOutOfRange
+from core_log.errors import CorruptBatch, Damaged, LogUnavailable, OffsetOutOfRange
 from core_log.expiry import unexpired
 from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
-from core_log.whole_batches import ONE_BY_ONE
+from core_log.whole_batches import readable_behind
 from routing.config import BrokerConfig
 from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Positions
@@ -262,18 +263,12 @@ class PartitionReader:
 
     async def _behind(self, log: PartitionLog, offset: int, limit: int) -> int:
         """The first offset from which on a damaged log can be read again. Waits while the disk refuses."""
-        damaged, whole = offset, limit
-        step = 1
-        while damaged + 1 < whole and not self._closed:
-            at = min(offset + step, limit - 1) if whole == limit else (damaged + whole) // 2
+        while not self._closed:
             try:
-                await log.read_cold(at, 1, before=limit)
-                whole = at
-            except (LogError, FileNotFoundError):
-                damaged, step = at, step + 1 if step < ONE_BY_ONE else step * 2
+                return await in_thread(lambda: readable_behind(log, offset, limit))
             except OSError as problem:
-                await self._refused(log, at, problem)
-        return whole
+                await self._refused(log, offset, problem)
+        return limit
 
     async def _refused(self, log: PartitionLog, offset: int, problem: Exception) -> None:
         logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, problem)
