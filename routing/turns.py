@@ -103,7 +103,7 @@ class Turns:
             for partition in dirty:
                 partition.seal()
         if self.groups.saver.unsaved:
-            self.groups.saver.flush()
+            self.groups.flush()
         if self.cluster is not None:
             due = self._runnable or self._dirty or dead_letters.due
             if due or self.cluster.replicas.has_news:

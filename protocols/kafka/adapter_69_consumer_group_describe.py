@@ -13,7 +13,7 @@ from routing.groups.assignors import NOWHERE, Places
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.errors import UnknownGroup
 
-_CONSUMER_MEMBER = 1
+_CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 
 
 @serves(CONSUMER_GROUP_DESCRIBE, 0, 1)
@@ -58,7 +58,7 @@ def _fill(door: Door, reply: Entity, group: ConsumerGroup) -> None:
             subscribed_topic_regex=member.pattern,
             assignment=_assignment(door, member.assigned),
             target_assignment=_assignment(door, group.target.get(member.id, NOWHERE)),
-            member_type=_CONSUMER_MEMBER,
+            member_type=_CONSUMER_MEMBER if member.classic is None else _CLASSIC_MEMBER,
         )
         for member in group.members.values()
     ]

@@ -15,7 +15,7 @@ https://cwiki.apache.org/confluence/display/KAFKA/KIP-848
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from routing.groups.assignors import ASSIGNORS, NOWHERE, Place, Places
@@ -112,20 +112,25 @@ class ConsumerGroup:
         if beat.epoch in (LEAVING, LEAVING_FOR_NOW):
             self._leave(beat)
             return Beaten(None, beat.member_id, beat.epoch)
-        self._require_known(beat)
+        self.require_known(beat)
         count = len(self.members)
         member = self._joining(beat) if beat.epoch == JOINING else self._known(beat)
-        self._heard_of(member)
         before = member.assigned
-        if self._listen(member, beat) | self._topics_changed() | (len(self.members) > count):
+        self._take(member, beat, is_new=len(self.members) > count)
+        told = member.assigned if beat.is_full or member.assigned is not before else None
+        return Beaten(None, member.id, member.epoch, self._interval_ms(), told)
+
+    def _take(self, member: ConsumerMember, beat: Beat, *, is_new: bool) -> None:
+        """A member is there, and gets as near to what it is to have as it can."""
+        self._heard_of(member)
+        if self._listen(member, beat) | self._topics_changed() | is_new:
             self._bump()
         if self.epoch != self.assignment_epoch:
             self._divide()
         self._reconcile(member, beat.owned)
-        told = member.assigned if beat.is_full or member.assigned is not before else None
-        return Beaten(None, member.id, member.epoch, self._interval_ms(), told)
 
-    def _require_known(self, beat: Beat) -> None:
+    def require_known(self, beat: Beat) -> None:
+        """Whether a member wants what there is. Raises UnsupportedAssignor, InvalidPattern."""
         if beat.assignor is not None and beat.assignor not in ASSIGNORS:
             known = ", ".join(ASSIGNORS)
             raise UnsupportedAssignor(f"ServerAssignor {beat.assignor} is not supported. Supported assignors: {known}.")
@@ -137,24 +142,30 @@ class ConsumerGroup:
         found = self.members.get(beat.member_id)
         if beat.instance_id is not None and beat.instance_id in self._instances:
             there = self.members[self._instances[beat.instance_id]]
-            if there.epoch == LEAVING_FOR_NOW:
+            if there.epoch == LEAVING_FOR_NOW or there.classic is not None:
                 return self._replace(there, beat.member_id)
             if there is not found:
                 raise UnreleasedInstance(f"static member '{beat.instance_id}' is there as another member")
         if found is not None:
+            found.classic = None
             self._step(found, Step.STABLE, 0, NOWHERE, NOWHERE)
             return found
+        return self._add(beat.member_id, beat.instance_id)
+
+    def _add(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        """Raises GroupFull."""
         if len(self.members) >= self._times.members_max:
             raise GroupFull(f"group '{self.name}' has {self._times.members_max} members")
-        member = self.members[beat.member_id] = ConsumerMember(beat.member_id, beat.instance_id)
-        if beat.instance_id is not None:
-            self._instances[beat.instance_id] = beat.member_id
+        member = self.members[member_id] = ConsumerMember(member_id, instance_id)
+        if instance_id is not None:
+            self._instances[instance_id] = member_id
         return member
 
     def _replace(self, there: ConsumerMember, member_id: str) -> ConsumerMember:
         """Rule 4."""
         assert there.instance_id is not None
         member = there.successor(member_id)
+        self._own(there.id, there.revoking, NOWHERE)
         self._forget_timers(there)
         del self.members[there.id]
         self._touch(there.id)
@@ -170,6 +181,8 @@ class ConsumerGroup:
     def _known(self, beat: Beat) -> ConsumerMember:
         """Raises UnknownMember, FencedInstance, FencedEpoch."""
         member = self.member(beat.member_id, beat.instance_id)
+        if member.classic is not None:
+            raise UnknownMember(f"member '{member.id}' has generations, and no epochs")
         if beat.epoch == member.epoch:
             return member
         # Of the answer before only the epoch may have been lost: it goes on if it has no more than it may.
@@ -244,15 +257,30 @@ class ConsumerGroup:
             return
         self._step(member, Step.STABLE, LEAVING_FOR_NOW, member.assigned, NOWHERE)
 
-    def check_commit(self, member_id: str, instance_id: str | None, epoch: int) -> None:
-        """Whether offsets may be committed, or asked for, so. Raises GroupError."""
+    def check_commit(
+        self, member_id: str, instance_id: str | None, epoch: int, partitions: Collection[Partition] = ()
+    ) -> None:
+        """Whether offsets of these partitions may be committed, or asked for, so. Raises GroupError.
+
+        A member that has just got another epoch may have sent it before it knew: it counts for what it has had all the
+        while (https://cwiki.apache.org/confluence/display/KAFKA/KIP-1251).
+        """
         if epoch < 0 and not self.members:
             return
         if self.members and not member_id and instance_id is None:
             raise UnknownMember(f"group '{self.name}' has members: who is none of them moves it when they are gone")
         member = self.member(member_id, instance_id)
-        if member.epoch != epoch:
+        if member.epoch != epoch and not self._was_sent_before(member, epoch, partitions):
             raise StaleEpoch(f"member '{member_id}' has epoch {member.epoch} by now, not {epoch}")
+
+    def _was_sent_before(self, member: ConsumerMember, epoch: int, partitions: Collection[Partition]) -> bool:
+        if epoch != member.previous_epoch or epoch <= JOINING or not partitions:
+            return False
+        return self._places(partitions) <= member.held
+
+    def _places(self, partitions: Iterable[Partition]) -> Places:
+        topics = self._topics
+        return frozenset((topics[name].id, number) for name, number in partitions if name in topics)
 
     # ---- who is to have what
 
@@ -351,9 +379,10 @@ class ConsumerGroup:
         return min(times.heartbeat_ms, wanted)
 
     def _heard_of(self, member: ConsumerMember) -> None:
-        member.until_ms = self._now_ms() + self._times.session_ms
+        session_ms = self._times.session_ms if member.classic is None else member.classic.session_timeout_ms
+        member.until_ms = self._now_ms() + session_ms
         if member.session is None:
-            member.session = self._timer(self._times.session_ms, lambda: self._look(member))
+            member.session = self._timer(session_ms, lambda: self._look(member))
 
     def _look(self, member: ConsumerMember) -> None:
         """Whether a member was heard of: the timer is not moved with each word."""
@@ -379,10 +408,10 @@ class ConsumerGroup:
         self._bump()
 
     def _forget_timers(self, member: ConsumerMember) -> None:
-        for timer in (member.session, member.revoke_timer):
+        for timer in (member.session, member.revoke_timer, member.due):
             if timer is not None:
                 timer.cancel()
-        member.session = member.revoke_timer = None
+        member.session = member.revoke_timer = member.due = None
 
     def _touch(self, member_id: str) -> None:
         self.touched[member_id] = None
@@ -407,7 +436,13 @@ class ConsumerGroup:
         return "Stable" if settled else "Reconciling"
 
     def restored(self) -> None:
-        """What is kept of it was read back: everybody has a session's time to be heard of."""
+        """What is kept of it was read back."""
+        self._settle_in()
+        self.touched.clear()
+        self.head_touched = False
+
+    def _settle_in(self) -> None:
+        """All members are new here: everybody has a session's time to be heard of."""
         for member in self.members.values():
             if member.instance_id is not None:
                 self._instances[member.instance_id] = member.id
@@ -415,8 +450,6 @@ class ConsumerGroup:
             self._heard_of(member)
             if member.step is Step.REVOKING:
                 self._step(member, member.step, member.epoch, member.assigned, member.revoking)
-        self.touched.clear()
-        self.head_touched = False
 
     def close(self, why: GroupError) -> None:
         """Another broker looks after it from now on, or it is deleted."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from routing.access.grants import Access
 from routing.groups.assignors import NOWHERE, Place, Places
 from routing.groups.errors import InvalidBeat
-from routing.groups.membership import Cancellable
+from routing.groups.membership import Cancellable, Joining
 
 JOINING, LEAVING, LEAVING_FOR_NOW = 0, -1, -2
 """What a member says for its epoch when it comes, goes, or will be back (static members)."""
@@ -94,9 +94,9 @@ class ConsumerMember:
     """See the module."""
 
     __slots__ = (
-        "assigned", "assignor", "client_host", "client_id", "epoch", "id", "instance_id", "looked", "matched",
-        "pattern", "previous_epoch", "rack_id", "reader", "rebalance_timeout_ms", "revoke_timer", "revoking", "session",
-        "step", "topics", "until_ms",
+        "assigned", "assignor", "classic", "client_host", "client_id", "due", "epoch", "id", "instance_id", "looked",
+        "matched", "pattern", "previous_epoch", "rack_id", "reader", "rebalance_timeout_ms", "revoke_timer", "revoking",
+        "session", "step", "topics", "until_ms",
     )  # fmt: skip
 
     def __init__(self, member_id: str, instance_id: str | None = None) -> None:
@@ -114,6 +114,10 @@ class ConsumerMember:
         self.step = Step.STABLE
         self.assigned = self.revoking = NOWHERE
         self.reader: Reader | None = None
+        self.classic: Joining | None = None
+        """What it said last when it joined, where it does not know of epochs (`mixed_group.py`)."""
+        self.due: Cancellable | None = None
+        """It is out unless it joins again, or asks what it reads, before that."""
         self.session: Cancellable | None = None
         self.revoke_timer: Cancellable | None = None
         self.until_ms = 0

@@ -4,8 +4,9 @@
    its groups, and their members find the next one. Members and assignments are kept in that log (`saver.py`,
    `records.py`): the next one goes on with them, as the same broker does after a start.
 2. Offsets are those of `offset_store`, the same for members of every protocol and for who is none.
-3. A group is divided by one of its members (`group.py`) or by the broker (`consumer_group.py`), as the first member of
-   a group without members wants it. Then it takes no members of the other kind.
+3. A group is divided by one of its members (`group.py`) or by the broker (`consumer_group.py`): by the broker as long
+   as a member knows of that, whatever the others are (`mixed_group.py`). Whether the last such has gone is looked at
+   when a turn ends.
 4. A group that has no members and no offsets is not there. Offsets of a group without members are kept for
    `group_offsets_retention_ms`.
 """
@@ -14,13 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 from routing.cluster.metadata.log_names import offsets_log
 from routing.errors import StorageUnavailable
-from routing.groups.consumer_group import ConsumerGroup, GroupTimes
+from routing.groups.consumer_group import GroupTimes
 from routing.groups.consumer_member import JOINING, Beat, Beaten
 from routing.groups.errors import (
     CoordinatorLoading,
@@ -39,6 +40,7 @@ from routing.groups.errors import (
 )
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, SetTimer, State, Synced
+from routing.groups.mixed_group import MixedGroup
 from routing.groups.records import CONSUMER, kind_of, removal, restore_classic, restore_consumer
 from routing.groups.saver import Saver
 from routing.topics.offset_store import Committed, OffsetStore, Partition
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from routing.broker import Broker
 
 logger = logging.getLogger(__name__)
+
+Told = TypeVar("Told", Joined, Synced, Beaten)
 
 
 class Coordinator:
@@ -60,7 +64,7 @@ class Coordinator:
         now_ms: Callable[[], int] = lambda: int(trio.current_time() * 1000),
     ) -> None:
         """Of a broker that has its topics and offsets. `timer` goes by `now_ms`."""
-        self.groups: dict[str, Group | ConsumerGroup] = {}
+        self.groups: dict[str, Group | MixedGroup] = {}
         self._config = broker.config
         self._offsets = offsets = broker.offsets
         self._topics = broker.topology.topics
@@ -150,7 +154,7 @@ class Coordinator:
         )
         return found
 
-    def _add_consumer(self, name: str) -> ConsumerGroup:
+    def _add_consumer(self, name: str) -> MixedGroup:
         config = self._config
         times = GroupTimes(
             config.consumer_session_timeout_ms,
@@ -158,7 +162,7 @@ class Coordinator:
             config.consumer_unsettled_heartbeat_interval_ms,
             config.group_members_max,
         )
-        found = self.groups[name] = ConsumerGroup(
+        found = self.groups[name] = MixedGroup(
             name, self._timer, self._now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms
         )
         return found
@@ -167,12 +171,12 @@ class Coordinator:
         if name not in self.groups and len(self.groups) >= self._config.groups_max:
             raise GroupFull(f"there are {len(self.groups)} groups")
 
-    def _classic(self, name: str) -> Group:
-        """One that has, or had, members, and is divided by these. Raises UnknownMember as well."""
+    def _known(self, name: str) -> Group | MixedGroup:
+        """One that has, or had, members. Raises UnknownMember as well."""
         self._require_here(name)
         found = self.groups.get(name)
-        if not isinstance(found, Group):
-            raise UnknownMember(f"group '{name}' has no such members")
+        if found is None:
+            raise UnknownMember(f"group '{name}' has no members")
         return found
 
     # ---- members of groups that are divided by one of them
@@ -185,8 +189,10 @@ class Coordinator:
         if not least <= joining.session_timeout_ms <= most:
             raise InvalidSessionTimeout(f"a session timeout is {least} to {most} ms here")
         found = self.groups.get(group)
-        if isinstance(found, ConsumerGroup) and found.members:
-            raise InconsistentProtocol(f"group '{group}' is divided by the broker")
+        if isinstance(found, MixedGroup) and found.members:
+            joined = found.join(joining)
+            self._answer(group, answer, joined, lambda error: Joined(error, member_id=joined.member_id))
+            return
         if not isinstance(found, Group):
             if joining.member_id:
                 raise UnknownMember(f"group '{group}' has no members")
@@ -207,19 +213,26 @@ class Coordinator:
         answer: Callable[[Synced], None],
     ) -> None:
         """See `Group.sync`. Raises GroupError."""
-        self._classic(group).sync(member_id, instance_id, generation, protocol_type, protocol, assignments, answer)
+        found = self._known(group)
+        if isinstance(found, Group):
+            found.sync(member_id, instance_id, generation, protocol_type, protocol, assignments, answer)
+            return
+        synced = found.sync(member_id, instance_id, generation)
+        if protocol_type not in (None, found.protocol_type) or protocol not in (None, synced.protocol):
+            raise InconsistentProtocol(f"a member of group '{group}' says that it is one of another")
+        self._answer(group, answer, synced, Synced)
 
     def heartbeat(self, group: str, member_id: str, instance_id: str | None, generation: int) -> None:
         """See `Group.heartbeat`. Raises GroupError."""
-        self._classic(group).heartbeat(member_id, instance_id, generation)
+        found = self._known(group)
+        if isinstance(found, Group):
+            found.heartbeat(member_id, instance_id, generation)
+        else:
+            found.classic_heartbeat(member_id, instance_id, generation)
 
     def leave(self, group: str, member_id: str, instance_id: str | None) -> None:
         """See `Group.leave`; an operator's word counts in groups of both kinds. Raises GroupError."""
-        self._require_here(group)
-        found = self.groups.get(group)
-        if found is None:
-            raise UnknownMember(f"group '{group}' has no members")
-        found.leave(member_id, instance_id)
+        self._known(group).leave(member_id, instance_id)
 
     # ---- members of groups that are divided by the broker
 
@@ -228,9 +241,7 @@ class Coordinator:
         self._require_here(group)
         beat.require_sense()
         found = self.groups.get(group)
-        if isinstance(found, Group) and (found.state is not State.EMPTY or beat.epoch != JOINING):
-            raise UnknownGroup(f"Cannot upgrade classic group {group} to consumer group: online upgrade is disabled.")
-        if not isinstance(found, ConsumerGroup):
+        if not isinstance(found, MixedGroup):
             if beat.epoch != JOINING:
                 raise UnknownGroup(f"Group {group} not found.")
             beaten = self._first(group, found, beat)
@@ -239,20 +250,45 @@ class Coordinator:
         if beaten.assignment is None and beaten.epoch == beat.epoch > 0:
             answer(beaten)  # nothing that could be forgotten
         else:
-            self.saver.keep(group, lambda error: answer(beaten if error is None else Beaten(error)))
+            self._answer(group, answer, beaten, Beaten)
+
+    def _answer(
+        self, group: str, answer: Callable[[Told], None], told: Told, refused: Callable[[GroupError], Told]
+    ) -> None:
+        """When what has changed of the group is safe."""
+        self.saver.keep(group, lambda error: answer(told if error is None else refused(error)))
 
     def _first(self, name: str, before: Group | None, beat: Beat) -> Beaten:
-        """A group without members gets one."""
+        """A group that was not divided by the broker, or was not there, is from now on."""
         self._require_room(name)
         group = self._add_consumer(name)
-        group.touched.update({} if before is None else before.touched)
+        waiting: list[tuple[Joining, Callable[[Joined], None]]] = []
         try:
-            return group.heartbeat(beat)
+            group.require_known(beat)
+            if before is None or before.state is State.EMPTY:
+                group.touched.update({} if before is None else before.touched)
+            else:
+                waiting = group.take_over(before)
+            beaten = group.heartbeat(beat)
         except GroupError:
-            del self.groups[name]
-            if before is not None:
-                self.groups[name] = before
+            if not group.members:
+                del self.groups[name]
+                if before is not None:
+                    self.groups[name] = before
             raise
+        for joining, answer in waiting:
+            try:
+                self.join(name, joining, answer)
+            except GroupError as error:
+                answer(Joined(error, member_id=joining.member_id))
+        return beaten
+
+    def flush(self) -> None:
+        """The end of a turn in which something has changed (rule 3)."""
+        for group in [one for one in self.saver.unsaved.values() if isinstance(one, MixedGroup)]:
+            if group.is_for_members and self.groups.get(group.name) is group:
+                group.hand_over(self._add_classic(group.name))
+        self.saver.flush()
 
     # ---- offsets
 
@@ -272,9 +308,9 @@ class Coordinator:
         self._require_here(group)
         found = self.groups.get(group)
         if found is not None:
-            if isinstance(found, ConsumerGroup) and not knows_epochs and member_id in found.members:
+            if isinstance(found, MixedGroup) and not knows_epochs and found.has_epochs(member_id):
                 raise NeedsEpochs(f"members of group '{group}' have epochs")
-            found.check_commit(member_id, instance_id, generation)
+            found.check_commit(member_id, instance_id, generation, offsets.keys())
         elif generation >= 0:
             if knows_epochs:
                 raise UnknownGroup(f"there is no group '{group}'")
@@ -310,7 +346,7 @@ class Coordinator:
         """
         self._require_here(group)
         found = self.groups.get(group)
-        if isinstance(found, ConsumerGroup) and (member_id is not None or epoch >= 0):
+        if isinstance(found, MixedGroup) and (member_id is not None or epoch >= 0):
             found.check_commit(member_id or "", None, epoch)
         return await self._offsets.fetch(group, partitions)
 
@@ -320,7 +356,7 @@ class Coordinator:
         """The groups that are looked after here."""
         return sorted({name for name, group in self.groups.items() if group.members} | set(self._offsets.groups))
 
-    def describe(self, name: str) -> Group | ConsumerGroup | None:
+    def describe(self, name: str) -> Group | MixedGroup | None:
         """A group with its members; None if it has none but has come somewhere. Raises GroupError."""
         self._require_here(name)
         found = self.groups.get(name)
@@ -402,5 +438,5 @@ class Coordinator:
             await self._offsets.forget(name, old)
 
 
-def _is_empty(group: Group | ConsumerGroup) -> bool:
-    return not group.members if isinstance(group, ConsumerGroup) else group.state is State.EMPTY
+def _is_empty(group: Group | MixedGroup) -> bool:
+    return not group.members if isinstance(group, MixedGroup) else group.state is State.EMPTY

@@ -348,8 +348,10 @@ class Group:
         if self.state is State.PREPARING:
             raise RebalanceInProgress("the group is divided anew")
 
-    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
-        """Whether offsets may be committed so. Raises GroupError."""
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, partitions: Collection[Partition] = ()
+    ) -> None:
+        """Whether offsets may be committed so, whichever. Raises GroupError."""
         if generation < 0 and self.state is State.EMPTY:
             return  # whoever divides partitions without the group
         if self.members and not member_id and instance_id is None:
@@ -457,6 +459,25 @@ class Group:
             self._heard_of(member)
         self.touched.clear()
         self.head_touched = False
+
+    def begin_with(self, members: Iterable[Member], generation: int, protocol_type: str) -> None:
+        """These were divided by the broker up to now, and do it by themselves from now on."""
+        self.members = {member.id: member for member in members}
+        self.generation, self.protocol_type, self.protocol = generation, protocol_type, self._chosen()
+        self.leader = next(iter(self.members))
+        self.restored()
+        self._changed_all(self.members)
+        self._prepare()
+
+    def let_go(self) -> list[tuple[Joining, Callable[[Joined], None]]]:
+        """The broker divides it from now on, and has its members: those that wait to be in the next generation."""
+        waiting = []
+        for member in self.members.values():
+            if member.join is not None:
+                waiting.append((member.joining._replace(member_id=member.id), member.join))
+                member.join = None
+        self.close(RebalanceInProgress("the broker divides the group"))
+        return waiting
 
     def close(self, why: GroupError) -> None:
         """Another broker looks after it from now on, or it is deleted."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 
+from routing.groups.assigned import PROTOCOL_TYPE
 from routing.groups.assignors import NOWHERE, Places
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.consumer_member import ConsumerMember, Step
@@ -20,6 +21,8 @@ from routing.groups.group import Group
 from routing.groups.membership import Joining, Member
 
 CLASSIC, CONSUMER = Group.kind, ConsumerGroup.kind
+_SAID_OF_ALL = 15
+"""So much is kept of each member of a group that the broker divides; more of those who are classic."""
 Puts = list[tuple[bytes, bytes | None]]
 
 
@@ -86,10 +89,13 @@ def _said_of_classic(member: Member) -> list[Any]:
 
 
 def _said_of(member: ConsumerMember, target: Places) -> list[Any]:
+    joining = member.classic
+    classic = [] if joining is None else [joining.session_timeout_ms, [list(one) for one in joining.protocols]]
     return [
         member.instance_id, member.client_id, member.client_host, member.rack_id, member.rebalance_timeout_ms,
         sorted(member.topics), member.pattern, sorted(member.matched), member.assignor, member.epoch,
         member.previous_epoch, member.step.value, _packed(member.assigned), _packed(member.revoking), _packed(target),
+        *classic,
     ]  # fmt: skip
 
 
@@ -148,4 +154,9 @@ def _restore_member(group: ConsumerGroup, member_id: str, value: bytes) -> Place
     member.assignor, member.epoch, member.previous_epoch = said[8:11]
     member.step = Step(said[11])
     member.assigned, member.revoking = _places(said[12]), _places(said[13])
+    if len(said) > _SAID_OF_ALL:
+        member.classic = Joining(
+            member_id, member.instance_id, member.client_id, member.client_host, said[15], member.rebalance_timeout_ms,
+            PROTOCOL_TYPE, [(name, metadata) for name, metadata in said[16]],
+        )  # fmt: skip
     return _places(said[14])

@@ -118,6 +118,55 @@ def test_members_come_and_go_while_the_others_read_on(broker: BrokerProcess) -> 
     )  # fmt: skip
 
 
+def type_of(server: str, group: str) -> Any:
+    admin = kafka_admin.AdminClient({"bootstrap.servers": server})
+    (found,) = [one for one in admin.list_consumer_groups().result(10).valid if one.group_id == group]
+    return found.type
+
+
+@pytest.mark.parametrize(
+    "classic",
+    [
+        {"partition.assignment.strategy": "range"},
+        {"partition.assignment.strategy": "cooperative-sticky"},
+        {"partition.assignment.strategy": "cooperative-sticky", "group.instance.id": "member"},
+    ],
+    ids=["eager", "cooperative", "static"],
+)
+def test_programs_are_restarted_with_the_other_protocol_one_by_one(
+    broker: BrokerProcess, classic: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    """From the classic protocol to the new one and back: the group reads on, and nothing twice."""
+    server, topic = server_of(broker), f"moving-{request.node.callspec.id}"
+    make_topic(server, topic)
+    instance = classic.get("group.instance.id")
+    old = {"group.protocol": "classic", "heartbeat.interval.ms": 200, "session.timeout.ms": 6000, **classic}
+
+    def member(number: int, **options: Any) -> Member:
+        static = {} if instance is None else {"group.instance.id": f"{instance}-{number}"}
+        return Member(server, topic, [topic], **{**options, **static})
+
+    sent = set(produce(server, topic, 100))
+    running = [member(number, **old) for number in range(3)]
+    all_members = list(running)
+    try:
+        until(lambda: shared(running), lambda: [one.has for one in running])
+        for options, protocol in (({}, "CONSUMER"), (old, "CLASSIC")):
+            for number in range(3):
+                running[number].stop()
+                running[number] = member(number, **options)
+                all_members.append(running[number])
+                sent.update(produce(server, topic, 100, first=len(sent)))
+                until(lambda: shared(running), lambda: [one.has for one in running])
+                until(lambda: {value for one in all_members for value in one.seen} == sent)
+            until(lambda: type_of(server, topic) == confluent_kafka.ConsumerGroupType[protocol])  # noqa: B023
+    finally:
+        for one in running:
+            one.stop()
+    assert not any(one.errors for one in all_members)
+    assert sum(len(one.seen) for one in all_members) == len(sent), "what was committed came once"
+
+
 def test_topics_that_appear_and_grow_are_shared_out(broker: BrokerProcess) -> None:
     server = server_of(broker)
     make_topic(server, "grow-a", 2)

@@ -10,6 +10,7 @@ import trio
 from millrace import Client, Consumer, MillraceError, NotAMember
 from protocols.native.clients.group_bytes import Partition
 from routing.groups.consumer_group import ConsumerGroup
+from routing.groups.group import Group
 from tests.protocols.native.broker import Running
 from tests.protocols.native.test_groups import QUICK, Reading, Told, fill, group_broker, until
 
@@ -18,7 +19,7 @@ def member(running: Running, **more: Any) -> Consumer:
     settings: dict[str, Any] = {"auto_offset_reset": "earliest", "link": QUICK, "auto_commit_interval_ms": 10_000}
     if "pattern" not in more:
         settings["topics"] = "t"
-    return Consumer(running.server, "g", group_protocol="consumer", **(settings | more))
+    return Consumer(running.server, "g", **({"group_protocol": "consumer"} | settings | more))
 
 
 async def test_one_member_reads_all_and_goes_on_where_it_was() -> None:
@@ -61,6 +62,34 @@ async def test_members_come_and_go_and_nothing_is_read_twice(assignor: str | Non
                 assert (len(one.values), len(two.values)) == (330, 30)
                 two.scope.cancel()
             await until(lambda: len(first.assignment) == 6)
+            await fill(running, "t", 6, 5)
+            await until(lambda: len(one.values) >= 360)
+            assert len(one.values) == 360
+            one.scope.cancel()
+
+
+@pytest.mark.parametrize("way", ["range", "cooperative-sticky"])
+async def test_members_of_both_protocols_share_a_group(way: str) -> None:
+    async with group_broker(consumer_heartbeat_ms=50) as running, trio.open_nursery() as nursery:
+        await fill(running, "t", 6, 50)
+        async with member(
+            running, group_protocol="classic", assignors=[way], heartbeat_interval_ms=20, session_timeout_ms=1000
+        ) as first:
+            one = Reading(first)
+            nursery.start_soon(one.run)
+            await until(lambda: len(one.values) == 300)
+            async with member(running) as second:
+                two = Reading(second)
+                nursery.start_soon(two.run)
+                await until(lambda: len(first.assignment) == len(second.assignment) == 3)
+                assert not set(first.assignment) & set(second.assignment)
+                assert isinstance(running.broker.groups.groups["g"], ConsumerGroup)
+                await fill(running, "t", 6, 10)
+                await until(lambda: len(one.values) + len(two.values) >= 360)
+                assert (len(one.values), len(two.values)) == (330, 30)
+                two.scope.cancel()
+            await until(lambda: len(first.assignment) == 6)
+            assert isinstance(running.broker.groups.groups["g"], Group)
             await fill(running, "t", 6, 5)
             await until(lambda: len(one.values) >= 360)
             assert len(one.values) == 360
@@ -143,14 +172,8 @@ async def test_lost_connections_and_forgotten_members() -> None:
 
 
 async def test_what_is_refused_comes_out() -> None:
-    async with group_broker() as running:
-        async with member(running, server_assignor="nonsense") as consumer:
-            with pytest.raises(MillraceError, match="nonsense"):
-                await consumer.fetch()
-        async with Consumer(running.server, "classic", topics="t", link=QUICK) as other:
-            await other.poll(50)
-            async with Consumer(running.server, "classic", topics="t", group_protocol="consumer") as consumer:
-                with pytest.raises(MillraceError, match="consumer group"):
-                    await consumer.fetch()
+    async with group_broker() as running, member(running, server_assignor="nonsense") as consumer:
+        with pytest.raises(MillraceError, match="nonsense"):
+            await consumer.fetch()
     with pytest.raises(ValueError, match="group_protocol"):
         Consumer("h:1", "g", group_protocol="other")  # type: ignore[arg-type]

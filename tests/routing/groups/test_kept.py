@@ -13,6 +13,12 @@ import trio
 from core_log.keyed_store import GARBAGE_BYTES_MIN
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.wall_clock import wall_clock_ms
+from protocols.native.clients.group_bytes import (
+    Subscription,
+    decode_assignment,
+    encode_assignment,
+    encode_subscription,
+)
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 from routing.groups.assignors import NOWHERE
@@ -24,11 +30,13 @@ from routing.groups.errors import (
     IllegalGeneration,
     InconsistentProtocol,
     NeedsEpochs,
+    RebalanceInProgress,
     StaleEpoch,
     UnknownGroup,
 )
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
+from routing.groups.mixed_group import MixedGroup
 
 DAY_MS = 86_400_000
 shift_ms = 0
@@ -61,8 +69,8 @@ async def beat(broker: Broker, member: str, epoch: int = JOINING, **said: Any) -
     return found
 
 
-async def join(broker: Broker, member: str = "", instance: str | None = None) -> Joined:
-    joining = Joining(member, instance, "c", "/h", 10_000, 20_000, "consumer", [("range", b"wants")])
+async def join(broker: Broker, member: str = "", instance: str | None = None, *, wants: bytes = b"wants") -> Joined:
+    joining = Joining(member, instance, "c", "/h", 10_000, 20_000, "consumer", [("range", wants)])
     found: Joined = await answered(broker, lambda answer: broker.groups.join("g", joining, answer))
     assert found.error is None
     return found
@@ -154,7 +162,7 @@ async def test_a_static_member_of_a_classic_group_survives_a_crash_and_is_replac
         assert (await sync(broker, again.member_id, 1, {})).assignment == b"all"
 
 
-async def test_a_group_changes_its_kind_only_without_members() -> None:
+async def test_a_group_whose_members_say_what_nobody_knows_changes_its_kind_only_without_them() -> None:
     files = MemoryFiles()
     async with engine(files) as broker:
         await broker.create_topic("t", partitions=1, config={})
@@ -177,6 +185,46 @@ async def test_a_group_changes_its_kind_only_without_members() -> None:
         await sync(broker, me.member_id, 1, {})
         after = files_of(broker).crash()
     async with engine(after) as broker:
+        assert list(broker.groups.groups["g"].members) == [me.member_id]
+
+
+async def test_a_group_of_both_kinds_survives_a_crash_and_goes_back_to_its_members() -> None:
+    files = MemoryFiles()
+    wants = encode_subscription(Subscription(["t"]))
+    async with engine(files) as broker:
+        await broker.create_topic("t", partitions=2, config={})
+        me = await join(broker, wants=wants)
+        await sync(broker, me.member_id, 1, {me.member_id: encode_assignment([("t", 0), ("t", 1)])})
+        await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): (5, "")})
+        assert (await beat(broker, "a")).epoch == 2
+        with pytest.raises(RebalanceInProgress):
+            broker.groups.heartbeat("g", me.member_id, None, 1)
+        after = files.crash()
+    async with engine(after) as broker:
+        assert isinstance(broker.groups.groups["g"], MixedGroup)
+        with pytest.raises(RebalanceInProgress):
+            broker.groups.heartbeat("g", me.member_id, None, 1)
+        assert (await join(broker, me.member_id, wants=wants)).generation == 2
+        share = decode_assignment((await sync(broker, me.member_id, 2, {})).assignment)
+        assert len(share) == 1
+        await broker.groups.commit("g", me.member_id, None, 1, {share[0]: (6, "")}, knows_epochs=False)
+        with pytest.raises(IllegalGeneration):
+            await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): (7, ""), ("t", 1): (7, "")})
+        assert len((await beat(broker, "a", 2)).assignment or ()) == 1
+        with pytest.raises(InconsistentProtocol):
+            broker.groups.sync("g", me.member_id, None, 2, "consumer", "sticky", {}, lambda synced: None)
+        after = files_of(broker).crash()
+    async with engine(after) as broker:
+        assert (await sync(broker, me.member_id, 2, {})).assignment == encode_assignment(share)
+        await beat(broker, "a", LEAVING)
+        group = broker.groups.groups["g"]
+        assert isinstance(group, Group)
+        assert (group.state, group.generation, list(group.members)) == (State.PREPARING, 2, [me.member_id])
+        assert (await join(broker, me.member_id, wants=wants)).leader == me.member_id
+        await sync(broker, me.member_id, 3, {me.member_id: encode_assignment(share)})
+        after = files_of(broker).crash()
+    async with engine(after) as broker:
+        broker.groups.heartbeat("g", me.member_id, None, 3)
         assert list(broker.groups.groups["g"].members) == [me.member_id]
 
 

@@ -6,10 +6,17 @@ and has let go. A partition's position begins where the group has come; a commit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
+from protocols.native.clients.group_bytes import (
+    Partition,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from routing.groups.consumer_member import JOINING, LEAVING, LEAVING_FOR_NOW, Beat, Beaten
 from routing.groups.coordinator import Coordinator
 from routing.groups.errors import GroupError, MemberIdRequired, RebalanceInProgress
@@ -259,7 +266,7 @@ class ServedClient(Client):
             if type(error).__name__ in ("FencedEpoch", "UnknownMember", "UnknownGroup", "FencedInstance"):
                 self.forget()
                 self.epoch, self.assigned, self._letting_go = JOINING, None, False
-                if type(error).__name__ == "FencedInstance":
+                if type(error).__name__ == "FencedInstance" or self.is_ending:
                     self.die()
                     return
             self._whole = True
@@ -337,8 +344,8 @@ class ClassicClient(Client):
     def _join(self) -> None:
         if self.is_over:
             return
-        owned = [[topic.hex(), number] for topic, number in sorted(self.owned)]
-        metadata = json.dumps({"wants": sorted(self.wants), "owned": owned, "epoch": self.epoch}).encode()
+        owned = sorted(map(self.world.name_of, self.owned))
+        metadata = encode_subscription(Subscription(sorted(self.wants), owned, self.epoch))
         joining = Joining(
             self.member_id, self.instance, self.name, "", SESSION_MS, REBALANCE_MS, "consumer",
             [(way, metadata) for way in self.ways], must_have_id=True,
@@ -376,25 +383,24 @@ class ClassicClient(Client):
                 self.die()
 
     def _divide(self, joined: Joined) -> dict[str, bytes]:
-        members = {member_id: json.loads(metadata) for member_id, _, metadata in joined.members}
+        members = {member_id: decode_subscription(metadata) for member_id, _, metadata in joined.members}
         topics = self.world.topics
-        owners: dict[Place, tuple[int, str]] = {}
+        owners: dict[Partition, tuple[int, str]] = {}
         for member_id, said in members.items():
-            for topic, number in said["owned"]:
-                place = bytes.fromhex(topic), number
-                owners[place] = max(owners.get(place, (-1, "")), (said["epoch"], member_id))
-        shares: dict[str, list[Any]] = {member_id: [] for member_id in members}
-        for name in sorted({name for said in members.values() for name in said["wants"]}):
+            for place in said.owned:
+                owners[place] = max(owners.get(place, (-1, "")), (said.generation, member_id))
+        shares: dict[str, list[Partition]] = {member_id: [] for member_id in members}
+        for name in sorted({name for said in members.values() for name in said.topics}):
             if name not in topics:
                 continue
-            who = sorted(member_id for member_id, said in members.items() if name in said["wants"])
-            for topic, number in sorted(self.world.places(name)):
+            who = sorted(member_id for member_id, said in members.items() if name in said.topics)
+            for number in range(len(topics[name].partitions)):
                 to = who[number * len(who) // len(topics[name].partitions)]
-                owner = owners.get((topic, number), (0, to))[1]
+                owner = owners.get((name, number), (0, to))[1]
                 if joined.protocol.startswith("cooperative") and owner != to:
                     continue  # with the next generation
-                shares[to].append([topic.hex(), number])
-        return {member_id: json.dumps(share).encode() for member_id, share in shares.items()}
+                shares[to].append((name, number))
+        return {member_id: encode_assignment(share) for member_id, share in shares.items()}
 
     def _synced(self, generation: int, said: Any) -> None:
         if self.is_over:
@@ -406,7 +412,7 @@ class ClassicClient(Client):
             self.world.later(50, self._rejoin)
             return
         assert isinstance(said, Synced)
-        share = {(bytes.fromhex(topic), number) for topic, number in json.loads(said.assignment or b"[]")}
+        share = {(self.world.topics[name].id, number) for name, number in decode_assignment(said.assignment)}
         gone, missed = self.owned - share, generation != self.epoch + 1
         self.epoch, self._member = generation, True
         self.world.say(self, "generation", generation, "reads", sorted(number for _, number in share))

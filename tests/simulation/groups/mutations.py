@@ -11,6 +11,7 @@ from routing.groups.assignors import NOWHERE, Places
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.consumer_member import ConsumerMember, Step
 from routing.groups.group import Group
+from routing.groups.mixed_group import MixedGroup
 from routing.groups.saver import Saver
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -37,7 +38,7 @@ def _at_once(_: Saver, name: str, done: Callable[[None], None]) -> None:
     done(None)
 
 
-def _as(target: type, name: str, wrong: Callable[..., Any]) -> Mutation:
+def _as(target: type, name: str, wrong: Any) -> Mutation:
     return lambda: mock.patch.object(target, name, wrong)
 
 
@@ -47,6 +48,10 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     "any epoch may commit": ("served", _as(ConsumerGroup, "check_commit", _nothing)),
     "any generation may commit": ("range", _as(Group, "check_commit", _nothing)),
     "topics that change are not seen": ("served", _as(ConsumerGroup, "_topics_changed", _no)),
+    "what a member of the other protocol gives up is free": (
+        "moving",
+        _as(MixedGroup, "_note_what_is_given_up", _nothing),
+    ),
     "members hear what is not kept": ("served", _as(Saver, "keep", _at_once)),
 }
 """What is wrong, and which clients find it."""

@@ -8,7 +8,8 @@ from tests.simulation.checker import Violation
 from tests.simulation.groups.clients import ClassicClient, Client, ServedClient
 from tests.simulation.groups.world import World
 
-KINDS = ("served", "range", "cooperative", "mixed")
+KINDS = ("served", "range", "cooperative", "mixed", "moving", "moving-range")
+"""Of clients: how they divide a group; those that are moving know of two protocols."""
 _FAULTY_MS = 60_000
 _SETTLING_MS = 120_000
 _CLIENTS_MAX = 6
@@ -16,6 +17,8 @@ _WAYS = {
     "range": (("range",),),
     "cooperative": (("cooperative-sticky",),),
     "mixed": (("range",), ("cooperative-sticky", "range")),
+    "moving": (("cooperative-sticky",), ("cooperative-sticky", "range")),
+    "moving-range": (("range",),),
 }
 
 
@@ -44,7 +47,7 @@ def run_seed(seed: int, *, kind: str | None = None, trace: bool = False) -> Figu
             return
         nonlocal started
         started += 1
-        if kind == "served":
+        if kind == "served" or (kind.startswith("moving") and dice.random() < 0.5):
             ServedClient(world, f"c{started}", wants(), instance)
         else:
             ClassicClient(world, f"c{started}", wants(), instance, dice.choice(_WAYS[kind]))

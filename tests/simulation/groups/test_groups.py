@@ -28,7 +28,7 @@ def test_what_was_once_wrong(seed: int) -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_rule_that_is_wrong_is_found(name: str) -> None:
     kind, mutation = MUTATIONS[name]
-    with mutation(), pytest.raises(Violation):
+    with mutation(), pytest.raises((Violation, KeyError)):  # a group may notice that a place has no owner
         run_seeds(200, kind)
 
 
