@@ -148,7 +148,7 @@ async def test_nothing_that_has_it_is_lost(seed: int) -> None:
     batches = list(_random_batches(rng))
     rows = [row for _, each in batches for row in each]
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {"retention.ms": "-1"}))
         for batch, _ in batches:
             await produced(peer, ("t", 0, batch))
         for _ in range(12):
