@@ -5,8 +5,8 @@
    races, since the bytes of a written file never change.
 2. One `pread` of about the size asked for, at the position the sparse index names, instead of many small ones. What is
    handed on are views of what it gave, not copies.
-3. Every batch is checked, CRC included, and that it is of this segment: a damaged one raises CorruptBatch with file and
-   position, and is never handed on.
+3. Every batch that is handed on is checked, CRC included, and that it is of this segment: a damaged one raises
+   CorruptBatch with file and position. Of what lies between an index entry and the offset the headers lead the way.
 4. Who looks for something (`containing.py`) is given the batches that may have it. They are looked at in slices of a
    millisecond or less, between which the event loop has its turn, and no more than `LOOKED_BYTES_MAX`, or less for many
    strings.
@@ -179,7 +179,8 @@ def _batches_of(
     """The batches in bytes of a segment, up to where they were looked at, and whether what follows is not wanted."""
     view = memoryview(data)
     batches: list[BytesLike] = []
-    total = at = 0
+    total = 0
+    at = _passed_over(segment, data, position, offset, following)
     is_over = False
     while len(data) - at >= HEADER_BYTES:
         try:
@@ -193,9 +194,8 @@ def _batches_of(
         if next_offset > limit:
             is_over = True
             break
-        if next_offset > offset:
-            batches.append(view[at : at + batch_bytes])
-            total += batch_bytes
+        batches.append(view[at : at + batch_bytes])
+        total += batch_bytes
         at += batch_bytes
     if total < len(data) // 2:
         # Whoever keeps them keeps little more than their size.
@@ -203,9 +203,24 @@ def _batches_of(
     return batches, at, is_over
 
 
-def _check(segment: Segment, data: bytes, position: int, at: int, following: int) -> tuple[int, int, int, int]:
+def _passed_over(segment: Segment, data: bytes, position: int, offset: int, following: int) -> int:
+    """Where in bytes of a segment the first batch begins that ends behind an offset. Of those before it only the
+    headers are looked at: what is damaged there keeps nobody from what follows.
+    """
+    at = 0
+    while len(data) - at >= HEADER_BYTES:
+        batch_bytes, _, next_offset, _ = _check(segment, data, position, at, following, check_crc=False)
+        if next_offset > offset or batch_bytes > len(data) - at:
+            break
+        at += batch_bytes
+    return at
+
+
+def _check(
+    segment: Segment, data: bytes, position: int, at: int, following: int, *, check_crc: bool = True
+) -> tuple[int, int, int, int]:
     try:
-        found = check_batch(data, at, len(data))
+        found = check_batch(data, at, len(data), check_crc)
         if not segment.base_offset <= found[1] < found[2] <= following:
             raise CorruptBatch(f"offsets {found[1]} to {found[2] - 1} in another segment than theirs")
     except CorruptBatch as error:

@@ -60,3 +60,16 @@ def test_what_lies_between_damaged_places_is_found(one_by_one: int, monkeypatch:
     for number in (5, 6, 7, 9, 13):
         files.open(log.segments[number].log_path).pwritev([b"\xff"], HEADER_BYTES + 3)
     assert readable_behind(log, 5, COUNT) == (8 if one_by_one else 14), "behind many more it is passed over"
+
+
+def test_what_is_whole_behind_a_damaged_batch_is_read_though_no_index_entry_is_between() -> None:
+    log = open_log(MemoryFiles(), LogConfig(tail_cache_bytes=1))
+    for number in range(COUNT):
+        log.append(make_batch([b"%d" % number]))
+    flush(log)
+    place = sum(map(len, log.read_blocking(0, 1 << 20, before=5))) + HEADER_BYTES + 3
+    log.files.open(log.segments[0].log_path).pwritev([b"\xff"], place)
+    with pytest.raises(CorruptBatch):
+        log.read_blocking(5, 1)
+    assert readable_behind(log, 5, COUNT) == 6
+    assert [parse_header(batch).base_offset for batch in log.read_blocking(6, 1 << 20)] == [*range(6, COUNT)]
