@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +28,8 @@ from delay.timer_service import Timer, TimerService
 from protocols.buffers import BytesLike
 from protocols.log_waits import LogWaits, Waits
 from protocols.sansio import Outbox
+
+logger = logging.getLogger(__name__)
 
 Problem = TypeVar("Problem")
 Request = TypeVar("Request", bound="Fetch")
@@ -112,7 +115,7 @@ class Door(Protocol[Asked, Problem]):
     def out_of_range(self, problem: OffsetOutOfRange) -> Problem:
         """What a client is told whose offset is not there."""
 
-    def unreadable(self, problem: Exception) -> Problem:
+    def unreadable(self, log: PartitionLog, problem: Exception) -> Problem:
         """What a client is told where the disk is at fault."""
 
     def limit(self, request: Asked, log: PartitionLog) -> int | None:
@@ -341,6 +344,7 @@ class Fetches(Generic[Request, Problem]):
             error: Problem | None = None
             batches: Sequence[BytesLike] = ()
             most = min(entry.bytes_max, max(gathered.bytes_left, 0))
+            was_readable = not log.unreadable
             try:
                 found = await self._read_log(request, log, entry.offset, most)
                 if isinstance(found, FileRange):
@@ -350,7 +354,9 @@ class Fetches(Generic[Request, Problem]):
             except OffsetOutOfRange as problem:
                 error = self._door.out_of_range(problem)
             except (OSError, LogError) as problem:
-                error = self._door.unreadable(problem)
+                if was_readable and log.unreadable:  # for each that asks for it would be too often
+                    logger.error("%s is not what was written: %s", log.directory, problem)
+                error = self._door.unreadable(log, problem)
             gathered.final = gathered.final or error is not None
             gathered.entries[index] = Found(entry, error, log, gathered.take(batches))
         if gathered.size and self._door.looks_for(request):

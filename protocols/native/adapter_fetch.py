@@ -67,7 +67,7 @@ class FetchDoor:
         """See `protocols.fetching.Door`."""
         return wire_error(ErrorCode.OFFSET_OUT_OF_RANGE, str(problem))
 
-    def unreadable(self, problem: Exception) -> WireError:
+    def unreadable(self, log: PartitionLog, problem: Exception) -> WireError:
         """See `protocols.fetching.Door`."""
         return wire_error(ErrorCode.STORAGE_UNAVAILABLE, f"the log cannot be read: {problem}")
 
