@@ -173,6 +173,30 @@ def _read_segment(
         file.close()
 
 
+def bytes_at(log: ReadableLog, offset: int, size: int) -> bytes:
+    """What lies where the batch with an offset begins, however damaged that is; nothing if its file is gone.
+
+    Raises OSError.
+    """
+    segment = log.segments_from(offset)[0]
+    try:
+        file = log.files.open(segment.log_path, create=False)
+    except FileNotFoundError:
+        return b""
+    try:
+        position = segment.position_of(log.files, file, offset)
+        try:
+            for place in scan(file, segment.log_path, position, segment.written_bytes, check_crc=False):
+                if place.next_offset > offset:
+                    break
+                position += place.size
+        except CorruptBatch:
+            pass  # at this position
+        return file.pread(size, position)
+    finally:
+        file.close()
+
+
 def _batches_of(
     segment: Segment, data: bytes, position: int, offset: int, max_bytes: int, limit: int, following: int
 ) -> tuple[list[BytesLike], int, bool]:

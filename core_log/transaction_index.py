@@ -8,7 +8,9 @@
 4. All of it can be worked out from the batches. It is written down when the recovery point moves and at a clean stop,
    so that a start reads no more than what came since. The file is there, durably, before the first batch of a
    transaction is written: a log without one never had any.
-5. A log that has no transactions has no index: that costs its readers and writers one look.
+5. A marker that cannot be read would join its transaction to the producer's next one, or never let it end. One of
+   which a single bit has flipped is known all the same.
+6. A log that has no transactions has no index: that costs its readers and writers one look.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ import msgpack
 
 from core_log import checkpoint
 from core_log.batch_header import BatchHeader, parse_header
+from core_log.cold_reader import bytes_at
 from core_log.errors import CorruptBatch
-from core_log.transaction_marker import is_commit
+from core_log.transaction_marker import MARKER_BYTES, is_commit, with_bit_put_back
 from core_log.whole_batches import whole_batches
 
 if TYPE_CHECKING:
@@ -179,6 +182,12 @@ class TransactionIndex:
         index.is_saved = True
 
         def damaged(offset: int, behind: int, error: Exception) -> None:
+            while offset < behind and (ending := with_bit_put_back(bytes_at(log, offset, MARKER_BYTES), offset)):
+                logger.warning("%s: a transaction ended at offset %d, though %s", log.directory, offset, error)
+                index.note(parse_header(ending), offset, ending)
+                offset += 1
+            if offset >= behind:
+                return
             text = "%s: transactions that began or ended from offset %d up to %d are not known: %s"
             logger.error(text, log.directory, offset, behind, error)
 

@@ -21,6 +21,7 @@ from core_log.batch_header import (
     MAGIC,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    validate,
 )
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike
@@ -52,6 +53,23 @@ def is_commit(batch: BytesLike) -> bool | None:
             raise CorruptBatch("a control record without a type")
         version, kind = _KEY.unpack_from(record.key)
         return kind == _COMMIT if version >= _VERSION and kind in (_ABORT, _COMMIT) else None
+    return None
+
+
+def with_bit_put_back(data: BytesLike, offset: int) -> bytes | None:
+    """The marker at an offset of which one bit has flipped, as it was written; None: this was none.
+
+    It is so short that each bit can be tried: the CRC is right with one of them, if any.
+    """
+    for bit in range(len(data) * 8 if len(data) == MARKER_BYTES else 0):
+        tried = bytearray(data)
+        tried[bit >> 3] ^= 1 << (bit & 7)
+        try:
+            header = validate(tried)
+            if header.base_offset == offset and header.is_control and is_commit(tried) is not None:
+                return bytes(tried)
+        except CorruptBatch:
+            pass
     return None
 
 
@@ -100,3 +118,7 @@ def _control_batch(
     unchecked = HEADER.pack(base_offset, length, leader_epoch, MAGIC, 0, *stamped) + record
     crc = crc32c(memoryview(unchecked)[CRC_START:])
     return HEADER.pack(base_offset, length, leader_epoch, MAGIC, crc, *stamped) + record
+
+
+MARKER_BYTES = len(marker(0, 0, 0, 0, committed=True))
+"""Of every one."""

@@ -15,7 +15,7 @@ from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.record_batch import BatchBuilder, iterate_records
 from core_log.replica_log import ReplicaLog
-from core_log.transaction_marker import is_commit, marker, stand_in
+from core_log.transaction_marker import MARKER_BYTES, is_commit, marker, stand_in
 from tests.core_log.helpers import DIRECTORY, TIME_MS, flush, make_batch, open_log, write
 from tests.support.transactional import transactional
 
@@ -312,3 +312,31 @@ async def test_whatever_happens_to_the_log_readers_see_what_the_model_says(seed:
                 assert visible(log) == trial.model.visible(log.log_start_offset, log.high_watermark), step
         trial.log.close()
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+@pytest.mark.parametrize("place", [17, 21, 22, 30, 45, 50, 58, 61, 67, 70, MARKER_BYTES - 1])
+def test_a_transaction_ends_where_its_marker_lies_though_a_bit_of_that_has_flipped(
+    place: int, is_committed: bool
+) -> None:
+    """But one that says where the next batch begins, which is behind the next entry of the index then."""
+    files = MemoryFiles()
+    log = open_log(files)
+    log.append(producer_batch(1, [b"first"]))
+    log.append(end(1, committed=is_committed))
+    log.append(producer_batch(1, [b"second"]))
+    log.append(end(1, committed=not is_committed))
+    flush(log)
+    position = len(log.read_blocking(0, 1, before=1)[0]) + place
+    log.close()
+    file = files.open(f"{DIRECTORY}/00000000000000000000.log")
+    (byte,) = file.pread(1, position)
+    file.pwritev([bytes([byte ^ 1 << place % 8])], position)
+    files.remove(f"{DIRECTORY}/transactions")
+    files.open(f"{DIRECTORY}/transactions").pwritev([b"\xff"], 0)
+    again = open_log(files)
+    assert again.transactions is not None
+    assert again.stable_offset == 4
+    aborted = (2, 3) if is_committed else (0, 1)
+    assert [tuple(one) for one in again.transactions.aborted_between(0, 4)] == [(1, *aborted)]
+    again.close()
