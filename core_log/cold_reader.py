@@ -280,7 +280,7 @@ def _find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | No
     for segment in log.segments_from(start):
         if segment.base_offset >= limit:
             break
-        if segment.largest_timestamp_ms(log.files) < timestamp_ms:
+        if segment.largest_timestamp_ms(log.files, checked=True) < timestamp_ms:
             continue
         offset = max(segment.offset_before(log.files, timestamp_ms), start)
         file = log.files.open(segment.log_path, create=False)

@@ -35,10 +35,10 @@ def _find(log: ReadableLog) -> tuple[int, int] | None:
     segments = [segment for segment in log.segments_from(start) if segment.base_offset < limit]
     if not segments:
         return None
-    largest_ms = max(segment.largest_timestamp_ms(log.files) for segment in segments)
+    largest_ms = max(segment.largest_timestamp_ms(log.files, checked=True) for segment in segments)
     found = find_timestamp(log, largest_ms)
     if found is None:
-        seen_ms = [segment.largest_timestamp_ms(log.files) for segment in segments[1:-1]]
+        seen_ms = [segment.largest_timestamp_ms(log.files, checked=True) for segment in segments[1:-1]]
         seen_ms += [_largest_seen(log, segment, start, limit) for segment in {segments[0], segments[-1]}]
         found = find_timestamp(log, max(seen_ms))
     return found

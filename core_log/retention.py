@@ -28,7 +28,9 @@ def apply(log: PartitionLog, now_ms: int, needed_from: int | None) -> None:
         expired = False
         if config.retention_ms >= 0:
             largest_ms = segment.largest_timestamp_ms(log.files)
-            expired = bool(segment.size) and largest_ms >= 0 and largest_ms < now_ms - config.retention_ms
+            expired = bool(segment.size) and 0 <= largest_ms < now_ms - config.retention_ms
+            if expired:  # nothing goes because a bit of an index has flipped
+                expired = segment.largest_timestamp_ms(log.files, checked=True) < now_ms - config.retention_ms
         nothing_left = not segment.size and at < len(segments) - 1  # compacted
         if not (expired or nothing_left) and excess < max(segment.size, 1):
             break

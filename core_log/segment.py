@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from crc32c import crc32c
@@ -26,9 +27,9 @@ from core_log.segment_index import (
     UNKNOWN,
     FirstOf,
     SegmentIndex,
-    find_offset_before,
     find_position,
-    largest_timestamp,
+    find_times_before,
+    last_times,
 )
 from core_log.segment_names import SegmentName
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
 _SCAN_BYTES = 4 << 20
+_LOOK_BYTES = 64 << 10
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +65,9 @@ class Segment:
     """See the module."""
 
     __slots__ = (
-        "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index", "index_damaged",
-        "interval_bytes", "keys", "max_timestamp_last", "max_timestamp_ms", "size", "stem", "written_bytes",
+        "_is_largest_checked", "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index",
+        "index_damaged", "interval_bytes", "keys", "max_timestamp_last", "max_timestamp_ms", "size", "stem",
+        "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +93,7 @@ class Segment:
         """What its index of keys has (`key_index.py`); None: its file was not looked at."""
         self.file: File | None = None
         self._largest_timestamp_ms: int | None = None
+        self._is_largest_checked = False
 
     @property
     def log_path(self) -> str:
@@ -162,12 +166,12 @@ class Segment:
 
         return found
 
-    def _say_damaged(self, entry: int) -> None:
+    def _say_damaged(self, entry: int, suffix: str = ".index") -> None:
         if not self.index_damaged:
             self.index_damaged = True
             offset = self.base_offset + entry
             logger.warning(
-                "%s.index leads to no batch at offset %d: more of the log is read instead", self.stem, offset
+                "%s%s leads to no batch at offset %d: more of the log is read instead", self.stem, suffix, offset
             )
 
     def position_of(self, files: Files, file: Readable, offset: int) -> int:
@@ -182,15 +186,60 @@ class Segment:
         index = self.index
         if index is not None:
             return self.base_offset + index.offset_before(timestamp_ms)
-        return self.base_offset + find_offset_before(files, self.stem, timestamp_ms)
+        return self.base_offset + self._first_that_holds(files, find_times_before(files, self.stem, timestamp_ms))[1]
 
-    def largest_timestamp_ms(self, files: Files) -> int:
-        """The largest timestamp of all batches, -1 without any. Raises OSError."""
+    def largest_timestamp_ms(self, files: Files, *, checked: bool = False) -> int:
+        """The largest timestamp of all batches, -1 without any; `checked`: looked up in the batches, once, where it is
+        the index that says so. Raises OSError.
+        """
         if self.index is not None:
             return self.max_timestamp_ms
-        if self._largest_timestamp_ms is None:
-            self._largest_timestamp_ms = largest_timestamp(files, self.stem)
+        if self._largest_timestamp_ms is None or (checked and not self._is_largest_checked):
+            times = last_times(files, self.stem)
+            self._largest_timestamp_ms = times[0][0] if times else NO_TIMESTAMP_MS
+            if checked and times:
+                self._largest_timestamp_ms = self._largest_of_batches(files, times)
+            self._is_largest_checked = checked
         return self._largest_timestamp_ms
+
+    def _largest_of_batches(self, files: Files, times: list[tuple[int, int]]) -> int:
+        largest_ms, offset = self._first_that_holds(files, times)
+        if (largest_ms, offset) == times[0]:
+            return largest_ms
+        for place in self._places(files, self.base_offset + offset):
+            if place.size > HEADER_BYTES:  # compaction may leave a header alone, whose time is nobody's
+                largest_ms = max(largest_ms, place.max_timestamp_ms)
+        return largest_ms
+
+    def _first_that_holds(self, files: Files, times: list[tuple[int, int]]) -> tuple[int, int]:
+        """The first of some time entries whose batch has that time; without one what is so where the segment begins."""
+        for largest_ms, last in times:
+            offset = self.base_offset + last
+            with closing(self._places(files, offset)) as places:
+                place = next(places, None)
+            if place is not None and place.next_offset - 1 == offset:
+                holds = place.max_timestamp_ms == largest_ms
+            else:  # in an older file
+                holds = place is not None and place.base_offset == offset and place.max_timestamp_ms <= largest_ms
+            if holds:
+                return largest_ms, last
+            self._say_damaged(last, ".timeindex")
+        return NO_TIMESTAMP_MS, 0
+
+    def _places(self, files: Files, offset: int) -> Generator[BatchPlace]:
+        """The batches of its file from the one that holds an offset on, as far as their headers can be read."""
+        file = files.open(self.log_path, create=False)
+        try:
+            position = self.position_of(files, file, offset)
+            for place in scan(
+                file, self.log_path, position, self.written_bytes, check_crc=False, piece_bytes=_LOOK_BYTES
+            ):
+                if place.next_offset > offset:
+                    yield place
+        except CorruptBatch:
+            return
+        finally:
+            file.close()
 
     def remove(self, files: Files) -> None:
         """Remove the files. Raises OSError."""

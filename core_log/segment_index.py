@@ -15,7 +15,7 @@
    entry's batch ends behind it, and may hold it: that is known where the batch was noted, and else looked up in its
    header, once (`first_of`). So a search begins at most an interval before, also where each batch is larger than one.
    An entry whose batch is not where it says is damaged, and the one before it taken: a start behind what is looked for
-   would leave records out.
+   would leave records out. So it is with a time entry of a closed segment whose batch has another time.
 4. In older files an offset entry has the first offset of its batch, and a time entry that of the batch that was indexed
    with it, below which no batch has a larger timestamp. They stay, and the same file may go on with entries as above:
    offsets rise all the same. The last one with an offset of at most the one that is looked for has a batch that begins
@@ -216,10 +216,10 @@ def read_entries(files: Files, stem: str) -> OffsetEntries:
     return OffsetEntries(entries[0::2], entries[1::2])
 
 
-def find_offset_before(files: Files, stem: str, timestamp_ms: int) -> int:
-    """`offset_before` for a closed segment, from its file. Raises OSError."""
+def find_times_before(files: Files, stem: str, timestamp_ms: int) -> list[tuple[int, int]]:
+    """The last time entries of a closed segment with less than a timestamp, the last one first. Raises OSError."""
     entries, at = _find(files, stem + ".timeindex", TIME_ENTRY, 0, timestamp_ms)
-    return entries[at - 1][1] if at else 0
+    return entries[max(at - _BACK_MAX, 0) : at][::-1]
 
 
 def _find(files: Files, path: str, entry: Struct, key: int, below: int) -> tuple[list[_Entry], int]:
@@ -242,17 +242,17 @@ def _find(files: Files, path: str, entry: Struct, key: int, below: int) -> tuple
     return entries, bisect_left(entries, below, key=lambda fields: fields[key])
 
 
-def largest_timestamp(files: Files, stem: str) -> int:
-    """The largest timestamp of a closed segment, from its last time entry. Raises OSError."""
+def last_times(files: Files, stem: str) -> list[tuple[int, int]]:
+    """The last time entries of a closed segment, the last one first. Raises OSError."""
     path = stem + ".timeindex"
-    size = files.size(path)
-    if size < TIME_ENTRY.size:
-        return NO_TIMESTAMP_MS
+    count = files.size(path) // TIME_ENTRY.size
+    first = max(count - _BACK_MAX, 0)
     file: File = files.open(path, create=False)
     try:
-        return int(TIME_ENTRY.unpack(file.pread(TIME_ENTRY.size, size - TIME_ENTRY.size))[0])
+        data = file.pread((count - first) * TIME_ENTRY.size, first * TIME_ENTRY.size)
     finally:
         file.close()
+    return [*TIME_ENTRY.iter_unpack(data[: len(data) - len(data) % TIME_ENTRY.size])][::-1]
 
 
 def is_plausible(files: Files, stem: str, log_bytes: int) -> bool:
