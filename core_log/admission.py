@@ -6,43 +6,74 @@
 3. Where records may have a time to live it has to be a number (`expiry.py`).
 4. With `timestamp_type` "LogAppendTime" the largest time of the batch is the broker's, and says by a bit that it is the
    time of all its records. Both lie under the CRC, which is made anew.
+5. With a `compression` but "producer" a batch that comes with another one is compressed anew, as a whole: its records
+   are not looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from core_log.batch_header import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, encode_batch
+from core_log.batch_header import (
+    COMPRESSION_MASK,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_BIT,
+    BatchHeader,
+    encode_batch,
+    parse_header,
+)
 from core_log.compaction.records import payload, read_keys
-from core_log.compression import DECOMPRESSED_BYTES_MAX
+from core_log.compression import DECOMPRESSED_BYTES_MAX, Compression, compress, decompress
 from core_log.errors import InvalidRecord, InvalidTimestamp
 from core_log.expiry import require_deadlines
 from core_log.files import BytesLike
 from core_log.log_config import LogConfig
 
 
-def admit(
-    config: LogConfig, headers: Sequence[BatchHeader], batches: Sequence[BytesLike], now_ms: int
-) -> tuple[Sequence[BytesLike], int]:
-    """Validated batches as they are to be appended, and the time that they have got; -1: their own.
+class Admitted(NamedTuple):
+    """Batches as they are to be appended, and the time that they have got; -1: their own."""
 
-    Raises InvalidRecord, InvalidTimestamp, CorruptBatch.
-    """
+    headers: Sequence[BatchHeader]
+    batches: Sequence[BytesLike]
+    time_ms: int
+
+
+def admit(config: LogConfig, headers: Sequence[BatchHeader], batches: Sequence[BytesLike], now_ms: int) -> Admitted:
+    """What is to be appended of validated batches. Raises InvalidRecord, InvalidTimestamp, CorruptBatch."""
     if config.compacts:
         for header, batch in zip(headers, batches, strict=True):
             _require_keys(header, bytes(batch))
     if config.expires:
         for batch in batches:
             require_deadlines(batch)
-    if config.timestamp_type == "LogAppendTime":
-        return [_stamped(header, batch, now_ms) for header, batch in zip(headers, batches, strict=True)], now_ms
+    stamps = config.timestamp_type == "LogAppendTime"
+    if not stamps:
+        _require_times(config, headers, now_ms)
+    codec = config.codec
+    if codec is not None and any(header.compression != codec for header in headers):
+        batches = [_compressed(header, batch, codec) for header, batch in zip(headers, batches, strict=True)]
+        headers = [parse_header(batch) for batch in batches]
+    if stamps:
+        batches = [_stamped(header, batch, now_ms) for header, batch in zip(headers, batches, strict=True)]
+    return Admitted(headers, batches, now_ms if stamps else -1)
+
+
+def _require_times(config: LogConfig, headers: Sequence[BatchHeader], now_ms: int) -> None:
     latest_ms, earliest_ms = now_ms + config.timestamp_after_max_ms, now_ms - config.timestamp_before_max_ms
     for header in headers:
         if header.max_timestamp_ms > latest_ms or 0 <= header.base_timestamp_ms < earliest_ms:
             text = f"times of {header.base_timestamp_ms} to {header.max_timestamp_ms} ms, at {now_ms} ms here; "
             limits = f"{config.timestamp_before_max_ms} ms before that and {config.timestamp_after_max_ms} ms after"
             raise InvalidTimestamp(f"{text}the topic takes {limits}")
-    return batches, -1
+
+
+def _compressed(header: BatchHeader, batch: BytesLike, codec: Compression) -> BytesLike:
+    if header.compression == codec:
+        return batch
+    records = decompress(header.compression, bytes(batch[HEADER_BYTES:]), DECOMPRESSED_BYTES_MAX)
+    changed = header._replace(attributes=header.attributes & ~COMPRESSION_MASK | codec)
+    return encode_batch(changed, compress(codec, records))
 
 
 def _require_keys(header: BatchHeader, batch: bytes) -> None:

@@ -6,7 +6,17 @@ from typing import Literal
 
 import msgspec
 
+from core_log.compression import Compression
+
 _EVER = (1 << 63) - 1
+_CODECS = {
+    "producer": None,
+    "uncompressed": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +57,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So far before the broker's time the producer's may be."""
     timestamp_after_max_ms: int = _EVER
     """So far behind it."""
+    compression: Literal["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"] = "producer"
+    """How batches are compressed, whoever they are from; "producer": as they come."""
     delays: bool = False
     """Records may ask to be delivered later. That is not the log's matter: whoever appends asks."""
     expires: bool = False
@@ -97,6 +109,11 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("compaction_lag_min_ms must not exceed compaction_lag_max_ms")
         if self.segment_bytes > 1 << 31:
             raise ValueError("segment_bytes must not exceed 2 GiB: positions in an index are 32 bits")
+
+    @property
+    def codec(self) -> Compression | None:
+        """What batches are compressed with; None: what they come with."""
+        return _CODECS[self.compression]
 
     @property
     def compacts(self) -> bool:

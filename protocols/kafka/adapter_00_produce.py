@@ -153,14 +153,14 @@ async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tupl
         if short is not None and (request.acks == ALL or isinstance(short, NotLeader)):
             raise short
     batches: Sequence[BytesLike] = split(asked.records or b"")
-    headers = [validate(batch) for batch in batches]
+    headers: Sequence[BatchHeader] = [validate(batch) for batch in batches]
     once = transactional = False
     for header in headers:
         if header.is_control:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
         transactional = transactional or header.is_transactional
         once = once or header.producer_id >= 0
-    batches, time_ms = partition.admit(headers, batches)
+    headers, batches, time_ms = partition.admit(headers, batches)
     if partition.log.config.delays or partition.log.config.priority_group:
         batches = await door.broker.delayed.park(partition, headers, batches)
         partition = door.led(topic, asked.index)

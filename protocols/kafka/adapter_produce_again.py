@@ -187,7 +187,7 @@ class Again:
         config = log.config
         if config.compacts or config.delays or config.priority_group or config.expires:
             return None
-        if config.timestamp_type == "LogAppendTime" or partition.known is not None:
+        if config.timestamp_type == "LogAppendTime" or config.compression != "producer" or partition.known is not None:
             return None
         return None if log.error is not None or log.closed or log.truncating else partition
 

@@ -392,7 +392,7 @@ class NativeAdapter:
         header = validate(entry.batch)
         if header.is_control:
             raise Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
-        (batch,), _ = partition.admit([header], [entry.batch])
+        (header,), (batch,), _ = partition.admit([header], [entry.batch])
         if header.is_transactional:
             check = membership(self._broker, self._grants, partition, header, request.transactional_id)
             return partition.log, *await partition.append_once([header], [batch], check)

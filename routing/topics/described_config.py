@@ -69,6 +69,10 @@ _SETTINGS: dict[str, _Setting] = {
         "list", "log.cleanup.policy", _field("cleanup_policy"),
         "What goes: what is too old or too much (delete), what a later record of its key replaces (compact), or both.",
     ),
+    "compression.type": _Setting(
+        "string", "compression.type", _field("compression"),
+        "How batches are compressed; producer: as they come.",
+    ),
     "delete.retention.ms": _Setting(
         "long", "log.cleaner.delete.retention.ms", _field("delete_retention_ms"),
         "How long tombstones stay once what was before them is compacted.",
@@ -189,7 +193,6 @@ _SETTINGS: dict[str, _Setting] = {
     ),
 }  # fmt: skip
 _FIXED_TEXTS: dict[str, tuple[Kind, str, str]] = {
-    "compression.type": ("string", "compression.type", "Batches stay as their producers have compressed them."),
     "preallocate": ("boolean", "log.preallocate", "Files are not made larger than what is in them."),
     "remote.storage.enable": ("boolean", "remote.log.storage.system.enable", "All of a log is on the brokers' disks."),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from core_log.batch_header import MAGIC, NO_PRODUCER, TIMESTAMP_TYPE_BIT, encode_batch
+from core_log.compression import Compression
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
 from routing.runs import Run, in_batches
@@ -17,7 +18,9 @@ def write(log: PartitionLog, runs: Iterable[Run]) -> None:
     for batch in in_batches(runs, min(_BATCH_BYTES, log.config.message_bytes_max)):
         base_offset = batch[0].first_offset
         bits = TIMESTAMP_TYPE_BIT if log.config.timestamp_type == "LogAppendTime" else 0
-        builder = BatchBuilder(base_offset, log.leader_epoch, log.wall_clock_ms(), attributes=bits)
+        codec = log.config.codec or Compression.NONE
+        now_ms = log.wall_clock_ms()
+        builder = BatchBuilder(base_offset, log.leader_epoch, now_ms, compression=codec, attributes=bits)
         for run in batch:
             run.add_to(builder)
         log.append(builder.build(), base_offset=base_offset)

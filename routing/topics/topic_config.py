@@ -60,8 +60,8 @@ THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.thro
 copies.
 """
 _THROTTLED_NAMES = re.compile(r"\*|none||\d+:\d+(,\d+:\d+)*")
-FIXED = {"compression.type": "producer", "preallocate": "false", "remote.storage.enable": "false"}
-"""What is always so here: batches stay as producers compress them, for one."""
+FIXED = {"preallocate": "false", "remote.storage.enable": "false"}
+"""What is always so here."""
 _AFTER_MAX_MS = 3_600_000
 _RATIO = "min.cleanable.dirty.ratio"
 _POLICY = "cleanup.policy"
@@ -73,6 +73,10 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     "fsync": ("fsync", {text: text for text in ("commit", "interval", "never")}),
     "message.timestamp.type": ("timestamp_type", {text: text for text in ("CreateTime", "LogAppendTime")}),
     _LAG_ACTION: ("max_lag_action", {text: text for text in ("alert", "skip", "dead-letter")}),
+    "compression.type": (
+        "compression",
+        {text: text for text in ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")},
+    ),
     DELAYS: ("delays", {"true": True, "false": False}),
     EXPIRY: ("expires", {"true": True, "false": False}),
     KEY_INDEX: ("key_index", {"true": True, "false": False}),

@@ -13,7 +13,7 @@ from contextlib import suppress
 import trio
 
 from core_log.absent_log import AbsentLog
-from core_log.admission import admit
+from core_log.admission import Admitted, admit
 from core_log.batch_header import BatchHeader, parse_header
 from core_log.errors import CorruptBatch, LogError, LogUnavailable, OutOfOrderSequence, ProducerFenced
 from core_log.files import BytesLike
@@ -125,9 +125,9 @@ class TopicPartition:
                 self.producers.note(header, base_offset)
         return found
 
-    def admit(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> tuple[Sequence[BytesLike], int]:
-        """Validated batches of a client as they are to be appended, and the time that they have got; -1: their own.
-        Raises InvalidRecord, InvalidTimestamp, CorruptBatch.
+    def admit(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> Admitted:
+        """Validated batches of a client as they are to be appended. Raises InvalidRecord, InvalidTimestamp,
+        CorruptBatch.
         """
         log = self.log
         return admit(log.config, headers, batches, log.wall_clock_ms())

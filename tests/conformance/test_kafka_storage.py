@@ -9,6 +9,8 @@ from typing import Any
 import pika
 import pytest
 
+from core_log.batch_header import parse_header
+from core_log.compression import Compression
 from tests.support import BrokerProcess, broker_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -135,3 +137,45 @@ def test_amqp_consumers_read_what_kafkas_clients_compress(server: str, broker: B
             break
     assert found == [(f"k{number}", str(number), b"value %d " % number * 20) for number in range(50)]
     connection.close()
+
+
+def codecs_of(broker: BrokerProcess, topic: str) -> list[int]:
+    """The compression of each batch that is in the file of a topic."""
+    data = (broker.data_dir / f"topics/{topic}-0/00000000000000000000.log").read_bytes()
+    found, at = [], 0
+    while at < len(data):
+        header = parse_header(data, at)
+        found.append(header.compression)
+        at += header.size
+    return found
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_topic_says_how_batches_are_compressed(broker: BrokerProcess, server: str, idempotent: bool) -> None:
+    topic = f"zstd-{idempotent}"
+    create(server, topic, {"compression.type": "zstd"})
+    values = [codec.encode() * 50 for codec in ("none", *CODECS)]
+    for codec, value in zip(("none", *CODECS), values, strict=True):
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": server, "compression.type": codec, "enable.idempotence": idempotent}
+        )
+        for _ in range(3):
+            producer.produce(topic, value)
+        assert producer.flush(10) == 0
+    assert [message.value() for message in read(server, topic)] == [value for value in values for _ in range(3)]
+    assert set(codecs_of(broker, topic)) == {Compression.ZSTD}
+
+
+def test_what_other_doors_append_is_compressed_as_well(broker: BrokerProcess, server: str) -> None:
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.ports["amqp"]))
+    channel = connection.channel()
+    channel.queue_declare("squeezed", durable=True, arguments={"x-queue-type": "stream"})
+    client = admin.AdminClient({"bootstrap.servers": server})
+    entry = admin.ConfigEntry("compression.type", "gzip", incremental_operation=admin.AlterConfigOpType.SET)
+    resource = admin.ConfigResource(admin.ResourceType.TOPIC, "squeezed", incremental_configs=[entry])
+    client.incremental_alter_configs([resource])[resource].result(10)
+    channel.confirm_delivery()
+    channel.basic_publish("", "squeezed", b"x" * 1000)
+    connection.close()
+    assert [message.value() for message in read(server, "squeezed")] == [b"x" * 1000]
+    assert codecs_of(broker, "squeezed") == [Compression.GZIP]

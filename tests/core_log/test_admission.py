@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 def admitted(config: LogConfig, batch: bytes, now_ms: int = TIME_MS) -> tuple[bytes, int]:
-    (found,), time_ms = admit(config, [validate(batch)], [memoryview(batch)], now_ms)
+    _, (found,), time_ms = admit(config, [validate(batch)], [memoryview(batch)], now_ms)
     return bytes(found), time_ms
 
 
@@ -42,6 +42,24 @@ def test_times_may_be_so_far_ahead_and_behind(ahead_ms: int, taken: bool) -> Non
         else:
             with pytest.raises(InvalidTimestamp, match="the topic takes"):
                 admitted(config, batch)
+
+
+@pytest.mark.parametrize("stamps", [False, True])
+@pytest.mark.parametrize("wanted", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("compression", Compression)
+def test_batches_are_compressed_as_the_topic_says(compression: Compression, wanted: str, stamps: bool) -> None:
+    config = LogConfig(compression=wanted, timestamp_type="LogAppendTime" if stamps else "CreateTime")  # type: ignore[arg-type]
+    batch = of_producer(keyed([(b"k", b"v" * 100), (None, None)], compression=compression), 7, 3)
+    (header,), (found,), time_ms = admit(config, [validate(batch)], [memoryview(batch)], TIME_MS + 5)
+    names = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+    assert names[header.compression] == names[validate(found).compression] == wanted
+    assert decode_columns(found).values == decode_columns(batch).values
+    assert decode_columns(found).keys == decode_columns(batch).keys
+    before = validate(batch)
+    assert (header.producer_id, header.base_sequence, header.last_offset_delta) == (7, 3, before.last_offset_delta)
+    assert time_ms == (TIME_MS + 5 if stamps else -1)
+    if names[compression] == wanted and not stamps:
+        assert bytes(found) == batch
 
 
 @pytest.mark.parametrize("compression", Compression)
