@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
+from core_log.compression import compress, decompress
 from core_log.errors import CorruptBatch
 from core_log.record_batch import (
     BatchBuilder,
@@ -253,3 +254,13 @@ def test_memoryviews_and_bytearrays_are_read() -> None:
     for form in (memoryview(batch), bytearray(batch)):
         validate(form)
         assert decode_runs(form) == decode_runs(batch)
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_lz4_is_of_blocks_that_do_not_lean_on_each_other(size: int) -> None:
+    """Java's clients read no other: "Dependent block stream is unsupported"."""
+    data = bytes(range(256)) * size
+    frame = compress(Compression.LZ4, data[:size])
+    assert frame[4] >> 5 == 0b011, "version 1, independent"
+    assert not frame[4] & 0b1011, "no size, no dictionary, nothing that Java does not know"
+    assert decompress(Compression.LZ4, frame) == data[:size]
