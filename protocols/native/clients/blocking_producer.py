@@ -2,7 +2,8 @@
 
 It sends when a batch is full, when `flush` is called and at the end of its block; each time it waits for the answer, so
 order is kept without further ado. Refused batches and lost connections are tried again until `delivery_timeout_ms`, and
-are stored once all the same, as with the trio client.
+are stored once all the same, as with the trio client. What an interrupted call (Ctrl-C) had under way is sent first by
+the next one, under the numbers that it had.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from protocols.native.clients.records import (
 )
 from protocols.native.clients.sequences import Sequences
 from protocols.native.errors import (
+    ConnectionLost,
     DeliveryTimedOut,
     MillraceError,
     SequenceOutOfOrder,
@@ -87,6 +89,8 @@ class BlockingProducer(ClientUser):
         self._topics: dict[str, KeyPartitions] = {}
         self._sticky: dict[str, int] = {}
         self._drafts: dict[tuple[str, int], BatchDraft] = {}
+        self._left: tuple[dict[tuple[str, int], Draft], dict[tuple[str, int], bytes]] = {}, {}
+        """What an interrupted call had taken, and the batches that were made of it."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -94,8 +98,21 @@ class BlockingProducer(ClientUser):
         try:
             if error is None:
                 self.flush()
+            else:
+                self._give_up()
         finally:
             self.client.close()
+
+    def _give_up(self) -> None:
+        """Tell of what was taken and is not sent any more."""
+        closed = ConnectionLost("the producer was closed")
+        (left, built), self._left = self._left, ({}, {})
+        drafts, self._drafts = self._drafts, {}
+        for key, draft in (*left.items(), *drafts.items()):
+            if isinstance(draft, BatchDraft):
+                self._hooks.tell([None] * draft.count, closed)
+                sent = built.get(key, draft) if draft is left.get(key) else draft
+                tell_failed(*key, sent, closed, self._failed_sink)
 
     def send(
         self,
@@ -187,6 +204,7 @@ class BlockingProducer(ClientUser):
         for topic, count in self._grown(self._topics).items():
             if count > self._topics[topic].partitions:
                 self._topics[topic] = KeyPartitions(count)
+        self._send_left()
         drafts, self._drafts = self._drafts, {}
         self._send(drafts)
         for topic, known in self._topics.items():
@@ -197,45 +215,67 @@ class BlockingProducer(ClientUser):
 
         Raises what `flush` does.
         """
-        if self._drafts:
+        if self._drafts or self._left[0]:
             self.flush()
         self._send(drafts)
 
-    def _send(self, drafts: Mapping[tuple[str, int], Draft]) -> None:
-        if not self._hooks.interceptors:
-            self._store(drafts, {})
-            return
-        stored: dict[tuple[str, int], int] = {}
-        failure: MillraceError | None = None
-        try:
-            self._store(drafts, stored)
-        except MillraceError as error:
-            failure = error
-            raise
-        finally:
-            for (topic, partition), draft in drafts.items():
-                offset = stored.get((topic, partition))
-                if not isinstance(draft, BatchDraft):
-                    continue
-                if offset is None:
-                    self._hooks.tell([None] * draft.count, failure)
-                    continue
-                places = [
-                    RecordMetadata(partition, -1 if offset < 0 else offset + index, draft.timestamp_of(index))
-                    for index in range(draft.count)
-                ]
-                self._hooks.tell(places, None)
+    def _send_left(self) -> None:
+        if self._left[0]:
+            left, self._left = self._left, ({}, {})
+            self._send(*left)
 
-    def _store(self, drafts: Mapping[tuple[str, int], Draft], stored: dict[tuple[str, int], int]) -> None:
+    def _send(self, drafts: Mapping[tuple[str, int], Draft], built: dict[tuple[str, int], bytes] | None = None) -> None:
+        """Send batches, of which some may be `built` and under way already."""
+        stored: dict[tuple[str, int], int] = {}
+        built = {} if built is None else built
+        try:
+            self._store(drafts, built, stored)
+        except MillraceError as error:
+            self._tell(drafts, stored, error)
+            raise
+        except BaseException:  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
+            left = {key: draft for key, draft in drafts.items() if key not in stored}
+            self._left = left, {key: built[key] for key in left if key in built}
+            self._tell({key: drafts[key] for key in stored}, stored, None)
+            raise
+        self._tell(drafts, stored, None)
+
+    def _tell(
+        self,
+        drafts: Mapping[tuple[str, int], Draft],
+        stored: Mapping[tuple[str, int], int],
+        failure: MillraceError | None,
+    ) -> None:
+        if not self._hooks.interceptors:
+            return
+        for (topic, partition), draft in drafts.items():
+            offset = stored.get((topic, partition))
+            if not isinstance(draft, BatchDraft):
+                continue
+            if offset is None:
+                self._hooks.tell([None] * draft.count, failure)
+                continue
+            places = [
+                RecordMetadata(partition, -1 if offset < 0 else offset + index, draft.timestamp_of(index))
+                for index in range(draft.count)
+            ]
+            self._hooks.tell(places, None)
+
+    def _store(
+        self,
+        drafts: Mapping[tuple[str, int], Draft],
+        built: dict[tuple[str, int], bytes],
+        stored: dict[tuple[str, int], int],
+    ) -> None:
         """Send, and note at which offset what was stored; what was not is told of."""
-        built: dict[tuple[str, int], bytes] = {}
         refused: dict[tuple[str, int], MillraceError] = {}
         try:
             self._before_sending(drafts)
             for key, draft in drafts.items():
-                numbers = self._sequences_of(key).stamp(draft.count)
-                built[key] = draft.build(self._compression, numbers, self._attributes)
-            self._deliver([(*key, data) for key, data in built.items()], stored, refused)
+                if key not in built:
+                    numbers = self._sequences_of(key).stamp(draft.count)
+                    built[key] = draft.build(self._compression, numbers, self._attributes)
+            self._deliver(built, stored, refused)
         except MillraceError as error:
             for key, draft in drafts.items():
                 if key not in stored and isinstance(draft, BatchDraft):
@@ -244,12 +284,13 @@ class BlockingProducer(ClientUser):
 
     def _deliver(
         self,
-        waiting: list[tuple[str, int, bytes]],
+        built: dict[tuple[str, int], bytes],
         stored: dict[tuple[str, int], int],
         refused: dict[tuple[str, int], MillraceError],
     ) -> None:
         deadline = time.monotonic() + self._delivery_timeout_s
         failure: MillraceError | None = None
+        waiting = [(*key, data) for key, data in built.items()]
         while waiting:
             last: MillraceError
             try:
@@ -268,7 +309,9 @@ class BlockingProducer(ClientUser):
                         continue
                     last = error_from_wire(problem)
                     if isinstance(last, SequenceOutOfOrder):
-                        again.append(self._renumbered(*batch))
+                        renumbered = self._renumbered(*batch)
+                        built[batch[:2]] = renumbered[2]
+                        again.append(renumbered)
                     elif last.retriable:
                         again.append(batch)
                     else:

@@ -112,10 +112,10 @@ class BlockingTransactionalProducer(BlockingProducer):
             self._unsure = True  # it may arrive behind the end
             raise
 
-    def _send(self, drafts: Mapping[Partition, Draft]) -> None:
+    def _send(self, drafts: Mapping[Partition, Draft], built: dict[Partition, bytes] | None = None) -> None:
         self._require_open()
         try:
-            super()._send(drafts)
+            super()._send(drafts, built)
         except BaseException:
             self._failed = self._unsure = True
             raise
@@ -159,6 +159,7 @@ class BlockingTransactionalProducer(BlockingProducer):
         if not self._open:
             raise ValueError("no transaction is under way")
         self._drafts.clear()
+        self._left = {}, {}
         too_late: WrongTransactionState | None = None
         try:
             self._end(committed=False)

@@ -181,9 +181,10 @@ class BatchDraft:
             elif values:
                 builder.add_run(first, key, values, encode_headers(headers or ()))
             first += len(values)
-        self._runs.clear()
+        data = builder.build(producer)
+        self._runs.clear()  # not before: whoever is interrupted up to here builds it again
         self._values = []
-        return builder.build(producer)
+        return data
 
 
 def message_id_of(headers: Headers) -> bytes | None:

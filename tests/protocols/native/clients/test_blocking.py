@@ -20,9 +20,12 @@ from millrace import (
     BlockingConsumer,
     BlockingProducer,
     ConnectionLost,
+    MillraceError,
     NotFound,
     OffsetOutOfRange,
     PreconditionFailed,
+    ProducerInterceptor,
+    RecordMetadata,
     RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
@@ -221,6 +224,43 @@ async def test_who_goes_on_after_an_interrupted_request_has_a_new_connection(
 
     async with native_broker() as running:
         await in_thread(work, running.server)
+
+
+@pytest.mark.parametrize("halfway", [True, False])
+async def test_what_an_interrupted_flush_had_taken_is_sent_by_the_next_once(halfway: bool) -> None:
+    def work(server: str) -> None:
+        told: list[int | None] = []
+        with BlockingProducer(server, interceptors=[Told(told)]) as producer:
+            producer.send("t", b"before", partition=0)
+            producer.flush()
+            link = producer.client._any
+            for number in range(2):
+                producer.send("t", b"%d" % number, partition=number)
+            link._socket = Interrupted(link.connected(), KeyboardInterrupt, halfway=halfway)  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                producer.flush()
+            assert told == [0]
+            producer.send("t", b"behind", partition=0)
+            producer.flush()
+            assert told == [0, 1, 0, 2]
+        with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
+            consumer.assign("t")
+            found = sorted((record.partition, record.offset, record.value) for record in consumer.fetch())
+        assert found == [(0, 0, b"before"), (0, 1, b"0"), (0, 2, b"behind"), (1, 0, b"1")]
+
+    async with native_broker() as running:
+        await running.broker.create_topic("t", partitions=2)
+        await in_thread(work, running.server)
+
+
+class Told(ProducerInterceptor):
+    """Notes the offsets of what was stored."""
+
+    def __init__(self, offsets: list[int | None]) -> None:
+        self._offsets = offsets
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: MillraceError | None) -> None:
+        self._offsets.append(metadata and metadata.offset)
 
 
 class StandingStill:

@@ -140,3 +140,20 @@ async def test_without_an_event_loop(caplog: pytest.LogCaptureFixture) -> None:
     assert [(record.value, record.partition) for record in sink.records] == [(b"x" * 2000, 0), (b"behind", 0)]
     assert sink.errors == [BatchTooLarge, BatchTooLarge]
     assert [one.__dict__["message_id"] for one in lines(caplog)] == ["id-1", None]
+
+
+async def test_what_a_block_that_ends_by_an_error_takes_along_is_told_of() -> None:
+    sink = Sink()
+
+    def work(server: str) -> None:
+        with suppress(KeyError), BlockingProducer(server, failed_sink=sink) as producer:
+            producer.send("t", b"stored")
+            producer.flush()
+            producer.send("t", b"taken", b"k", ID)
+            raise KeyError
+
+    async with native_broker() as running:
+        await running.broker.create_topic("t")
+        await trio.to_thread.run_sync(work, running.server)
+    (record,) = sink.records
+    assert (record.value, record.key, record.headers, sink.errors) == (b"taken", b"k", ID, [ConnectionLost])
