@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import trio
 
 from protocols.native.clients.consumer import Consumer
+from protocols.native.clients.forks import tell_when_forked
 from protocols.native.clients.group_bytes import GroupMetadata, Partition
 from protocols.native.clients.link import LinkConfig
 from protocols.native.clients.membership import RebalanceListener
@@ -95,6 +96,17 @@ class BlockingGroupConsumer:
         self._records: list[ConsumerRecord] = []
         self._next = 0
         """What of them was handed out by iterating."""
+        self._is_ours = True
+        tell_when_forked(self)
+
+    def forked(self) -> None:
+        """See `forks.py`: the thread, and with it the member of the group, is the parent's."""
+        if self._thread.ident is not None:
+            self._is_ours, self._token = False, None
+
+    def _require_ours(self) -> None:
+        if not self._is_ours:
+            raise RuntimeError("a consumer belongs to the process that began it; begin another one behind the fork")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -137,6 +149,7 @@ class BlockingGroupConsumer:
                 raise _Failed
 
     def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        self._require_ours()
         scope, ended = trio.CancelScope(), threading.Event()
 
         async def run() -> T:
@@ -166,6 +179,7 @@ class BlockingGroupConsumer:
             pass
 
     def _call_sync(self, function: Callable[..., T], *arguments: Any) -> T:
+        self._require_ours()
         try:
             return trio.from_thread.run_sync(function, *arguments, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):

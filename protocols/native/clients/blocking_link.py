@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from protocols.buffers import join_small
 from protocols.native import wire
+from protocols.native.clients.forks import tell_when_forked
 from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError, RequestTimedOut, error_from_wire
 from protocols.native.wire import Reply, Request
 
@@ -68,6 +69,11 @@ class BlockingLink:
         self._tls = terms.tls
         self._socket: socket.socket | None = None
         self._correlation_id = 0
+        tell_when_forked(self)
+
+    def forked(self) -> None:
+        """See `forks.py`. The parent's connection stays as it is."""
+        self.close()
 
     def close(self) -> None:
         """End the connection; a later request makes a new one."""

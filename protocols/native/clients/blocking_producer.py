@@ -21,6 +21,7 @@ from core_log.wall_clock import wall_clock_ms
 from protocols.native import wire
 from protocols.native.clients.blocking_user import ClientUser
 from protocols.native.clients.failed_sends import FailedSink, tell_failed
+from protocols.native.clients.forks import tell_when_forked
 from protocols.native.clients.hooks import Partitioner, ProducerHooks, ProducerInterceptor, ProducerRecord, Serializer
 from protocols.native.clients.partitioner import KeyPartitions
 from protocols.native.clients.records import (
@@ -91,6 +92,12 @@ class BlockingProducer(ClientUser):
         self._drafts: dict[tuple[str, int], BatchDraft] = {}
         self._left: tuple[dict[tuple[str, int], Draft], dict[tuple[str, int], bytes]] = {}, {}
         """What an interrupted call had taken, and the batches that were made of it."""
+        tell_when_forked(self)
+
+    def forked(self) -> None:
+        """See `forks.py`: what was taken is the parent's to send."""
+        self._drafts, self._left, self._producer_id = {}, ({}, {}), None
+        self._sequences.clear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

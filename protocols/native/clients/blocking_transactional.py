@@ -44,6 +44,14 @@ class BlockingTransactionalProducer(BlockingProducer):
         self._added: set[Partition] = set()
         self._groups: set[str] = set()
 
+    def forked(self) -> None:
+        """See `forks.py`: the transaction is the parent's. Who begins one here takes the id from it."""
+        super().forked()
+        self._epoch = -1
+        self._open = self._failed = self._unsure = self._decided = False
+        self._added.clear()
+        self._groups.clear()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
