@@ -22,7 +22,7 @@ from core_log.containing import LOOKED_BYTES_MAX, Groups
 from core_log.record_batch import parse_header
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.clients.client_tls import tls_context
-from protocols.native.errors import ConnectionLost, OffsetOutOfRange, UnknownTopic
+from protocols.native.errors import OffsetOutOfRange, UnknownTopic
 from spark_bridge.columns import decode_batches
 from spark_bridge.filters import EVERYTHING, Wanted, looked_for, matching, narrowed, wanted_by
 from spark_bridge.message_columns import having
@@ -176,18 +176,10 @@ def _rows(
 
 
 def connect(options: ReadOptions | SinkOptions) -> BlockingClient:
-    """A client of the first server that answers. Raises ConnectionLost when none does."""
+    """A client of the first server that answers; of one that stands still the next is tried. Nothing is asked yet."""
     access = options.access
     tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
-    *others, last = options.servers
-    for server in others:
-        client = BlockingClient(server, credentials=access.credentials, tls=tls)
-        try:
-            client.metadata([])
-            return client
-        except ConnectionLost:
-            client.close()
-    return BlockingClient(last, credentials=access.credentials, tls=tls)
+    return BlockingClient(options.servers, credentials=access.credentials, tls=tls)
 
 
 def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, groups: Groups) -> Iterator[memoryview]:

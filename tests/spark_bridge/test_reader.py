@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import pickle
+import socket
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from core_log.record_batch import BatchBuilder, Compression, CorruptBatch, encode_headers
+from protocols.native.clients import blocking_link
 from protocols.native.errors import ConnectionLost
 from spark_bridge import reader as reader_module
 from spark_bridge.data_source import MillraceDataSource
@@ -251,6 +253,13 @@ def test_the_next_server_is_tried() -> None:
         assert [rows.num_rows for rows in read(f"{gone.address},{server.address}")] == [1]
         with pytest.raises(ConnectionLost):
             read(gone)
+
+
+def test_the_next_server_is_asked_when_the_first_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking_link, "_LOOK_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as still, log_server({"t": [Partition([batch(0, [b"a"])])]}) as server:
+        standing = f"127.0.0.1:{still.getsockname()[1]}"
+        assert [rows.num_rows for rows in read(f"{standing},{server.address}")] == [1]
 
 
 def test_the_connection_closes_when_the_rows_are_not_all_wanted(three: LogServer) -> None:
