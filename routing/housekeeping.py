@@ -12,7 +12,6 @@ from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
 from core_log.threads import in_thread
-from core_log.wall_clock import wall_clock_ms
 from routing import filter_streams, queue_lag
 from routing.alarms import Alarms
 from routing.consumer_timeouts import ConsumerTimeouts
@@ -50,7 +49,7 @@ async def housekeep(broker: Broker) -> None:
             warn_of_pinned_bytes(partition)
         broker.refused_messages += shed(transient, config.scratch_bytes_max)
         transient.delete_dead_prefix()
-        upkeep.look_after_readers(broker.leased, wall_clock_ms())
+        upkeep.look_after_readers(broker.leased, int(trio.current_time() * 1000))
         queue_lag.tidy(broker)
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:

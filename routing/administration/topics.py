@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from core_log.errors import OffsetOutOfRange
-from core_log.wall_clock import wall_clock_ms
 from routing.access.grants import Access
 from routing.administration.operations import LOOKS, operation, table
 from routing.errors import AccessRefused, InvalidArgument, NotFound
@@ -76,7 +77,7 @@ async def lease(
     """
     _require(broker, user, name, ("read",))
     partitions = broker.topology.topic(name).partitions
-    now_ms = wall_clock_ms()
+    now_ms = int(trio.current_time() * 1000)
     until_ms = now_ms + min(max(lease_ms, 0), broker.config.reader_lease_ms_max)
     chosen = {}
     for number, offset in offsets.items():
@@ -100,7 +101,7 @@ async def list_readers(broker: Broker, user: str, start: int = 0) -> dict[str, A
     """Readers for whom the partitions that this broker leads keep what they have not read, and for how long they do
     when nothing is heard of them.
     """
-    now_ms = wall_clock_ms()
+    now_ms = int(trio.current_time() * 1000)
     rows = (
         (one.topic_name, one.index, reader, held.offset, max(one.log.high_watermark - held.offset, 0),
          max(held.until_ms - now_ms, 0), held.warn_ms <= now_ms)

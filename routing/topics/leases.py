@@ -7,6 +7,7 @@
 3. A lease ends `lease_ms` after it was last renewed. Retention takes what it held back then, and that is said, with
    the reader's name; a quarter of that time before it is said that it will, if there is something to hold back.
 4. Nobody else is held back: records that are deleted on purpose are gone.
+5. Time is trio's, in ms: a wall clock that jumps ends no lease, though it may make records old.
 """
 
 from __future__ import annotations

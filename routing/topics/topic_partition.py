@@ -349,8 +349,8 @@ class TopicPartition:
         if self.leadership is not None and self.leadership.refusal() is not None:
             return
         try:
-            now_ms, log = wall_clock_ms(), self.log
+            now_ms, log = int(trio.current_time() * 1000), self.log
             needed = self.leases.needed_from(now_ms, log.directory, log.log_start_offset, log.high_watermark)
-            log.apply_retention(now_ms, needed)
+            log.apply_retention(wall_clock_ms(), needed)
         except OSError as error:
             logger.warning("cannot apply the retention of %s now: %s", self.log.directory, error)

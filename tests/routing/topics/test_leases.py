@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import pytest
 
+from core_log.memory_files import MemoryFiles
+from core_log.record_batch import BatchBuilder
 from millrace import BlockingClient, BlockingProducer
 from protocols.native.errors import MillraceError, NotFound
 from routing import errors
+from routing.administration import administer
 from routing.topics.leases import HOLDERS_MAX, LEASES_MAX, Leases
+from tests.routing.harness import engine
 from tests.support import BrokerProcess, broker_process
+
+HOUR_MS = 3_600_000
 
 
 def test_the_first_offset_that_anybody_needs() -> None:
@@ -152,3 +159,24 @@ def test_readers_of_a_deleted_topic_are_gone_with_it(shared_broker: BrokerProces
 
 def readers_of(client: BlockingClient, topic: str) -> list[str]:
     return [reader for name, _, reader, *_ in client.administer("topics.readers")["rows"] if name == topic]
+
+
+async def test_a_wall_clock_that_jumps_ends_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        topic = await broker.create_topic("t", config={"retention.ms": str(HOUR_MS)})
+        (partition,) = topic.partitions
+        builder = BatchBuilder(0, 0, time.time_ns() // 1_000_000)
+        builder.add(0, None, b"unread", [])
+        partition.append(builder.build())
+        await partition.log.wait_committed(1)
+        said = {"name": "t", "reader": "r", "offsets": {"0": 0}}
+        await administer(broker, "guest", "topics.lease", said | {"lease_ms": HOUR_MS})
+        now_ns = time.time_ns()
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns + 5 * HOUR_MS * 1_000_000)
+        partition.apply_retention()
+        assert partition.log.log_start_offset == 0
+        assert (await administer(broker, "guest", "topics.readers", {}))["rows"]
+        await administer(broker, "guest", "topics.lease", said | {"lease_ms": 0})
+        partition.apply_retention()
+        assert partition.log.log_start_offset == 1
