@@ -1,7 +1,8 @@
 """One connection of a blocking client, made on first use and again after it was lost.
 
 A broker that stands still is told from one that takes its time by what others know: while a reply is awaited they are
-asked every `_LOOK_S`, where there are any, and a broker that they do not know any more is waited for no longer.
+asked every `_LOOK_S`, where there are any, and a broker that they do not know any more is waited for no longer. Who was
+asked is asked again by the same connection.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class BlockingLink:
         self._tls = terms.tls
         self._socket: socket.socket | None = None
         self._correlation_id = 0
+        self._asked: dict[Address, BlockingLink] = {}
+        """Other brokers, for who waits for one of `addresses`."""
         tell_when_forked(self)
 
     def forked(self) -> None:
@@ -80,6 +83,8 @@ class BlockingLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        for link in self._asked.values():
+            link.close()
 
     def call(self, request: Request, kind: type[ReplyType], *, repeat: bool = True, wait_s: float = 0) -> ReplyType:
         """Send a request and wait for its reply; with `repeat` it may be sent again on a fresh connection."""
@@ -208,17 +213,18 @@ class BlockingLink:
 
     def _is_gone(self) -> bool:
         """Whether another broker says that this one is none of them any more."""
-        here, terms = self.addresses[0], msgspec.structs.replace(self.terms, timeout_s=_LOOK_S)
+        here, asked = self.addresses[0], self._among._asked
         for address in self._among.addresses:
             if address == here:
                 continue
-            other = BlockingLink([address], terms)
+            other = asked.get(address)
+            if other is None:
+                terms = msgspec.structs.replace(self.terms, timeout_s=_LOOK_S)
+                other = asked[address] = BlockingLink([address], terms)
             try:
                 reply = other.call(wire.Metadata(0, [], False), wire.MetadataReply)
             except MillraceError:
                 continue
-            finally:
-                other.close()
             if other.node_id != self.node_id:
                 there = {node: (host, port) for node, host, port in reply.nodes if host}
                 return self.node_id not in there if self.node_id >= 0 else here not in there.values()
