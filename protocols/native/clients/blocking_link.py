@@ -167,7 +167,7 @@ class BlockingLink:
         try:
             size = int.from_bytes(self._read(connection, wire.LENGTH_BYTES, until), "big")
             if not 0 < size <= REPLY_BYTES_MAX:
-                raise ProtocolError(f"the broker announced a reply of {size} bytes")
+                raise ProtocolError(self._announced(size, kind))
             reply = wire.decode_reply(self._read(connection, size, until))
         except TimeoutError as timeout:
             self.close()
@@ -191,6 +191,12 @@ class BlockingLink:
             self.close()
             raise ProtocolError(f"the broker answered {reply!r} instead of {kind.__name__} {correlation_id}")
         return reply
+
+    def _announced(self, size: int, kind: type[Reply]) -> str:
+        if kind is wire.HelloReply:
+            begin = size.to_bytes(wire.LENGTH_BYTES, "big")
+            return f"{_named(self.addresses[0])} is no native door: what it says begins with {begin!r}"
+        return f"the broker announced a reply of {size} bytes"
 
     def _read(self, connection: socket.socket, size: int, until: float) -> memoryview:
         view = memoryview(bytearray(size))

@@ -163,7 +163,8 @@ class Link:
                 self.limits, self.node_id, self.version = reply.limits, reply.node_id, reply.version
                 return
             if frames.failure is not None:
-                raise ProtocolError(f"the broker's reply cannot be read: {frames.failure}")
+                host, port = self.address
+                raise ProtocolError(f"{host}:{port} is no native door: what it says begins with {data[:4]!r}")
 
     async def run(self) -> None:
         """Serve the connection and make it again, until cancelled or `failure` is set."""

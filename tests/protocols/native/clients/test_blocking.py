@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,12 +20,14 @@ from millrace import (
     BlockingClient,
     BlockingConsumer,
     BlockingProducer,
+    Client,
     ConnectionLost,
     MillraceError,
     NotFound,
     OffsetOutOfRange,
     PreconditionFailed,
     ProducerInterceptor,
+    ProtocolError,
     RecordMetadata,
     RequestTimedOut,
     UnknownPartition,
@@ -260,7 +263,28 @@ class Told(ProducerInterceptor):
         self._offsets = offsets
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: MillraceError | None) -> None:
-        self._offsets.append(metadata and metadata.offset)
+        self._offsets.append(None if metadata is None else metadata.offset)
+
+
+@pytest.mark.parametrize("says", [b"AMQP\0\0\x09\1", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+async def test_another_door_is_told_from_a_broker_that_is_broken(says: bytes) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(says)
+
+    def ask(server: str) -> None:
+        with BlockingClient(server) as client, pytest.raises(ProtocolError, match=wrong):
+            client.metadata()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        server = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        wrong = f"{server} is no native door: what it says begins with {says[:4]!r}"
+        await in_thread(ask, server)
+        with pytest.raises(ProtocolError, match=wrong):
+            async with Client(server):
+                pass
+        nursery.cancel_scope.cancel()
 
 
 class StandingStill:
@@ -310,6 +334,11 @@ async def test_a_broker_that_stands_still_is_left_for_others(
 
 async def test_a_broker_that_the_others_know_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.native.clients.blocking_link._LOOK_S", 0.02)
+    connect, made = socket.create_connection, list[Any]()
+
+    def counting(address: Any, *arguments: Any) -> socket.socket:
+        made.append(address)
+        return connect(address, *arguments)
 
     def work(server: str) -> None:
         with closing(StandingStill(says_hello=True)) as slow, BlockingClient([slow.server, server]) as client:
@@ -317,8 +346,10 @@ async def test_a_broker_that_the_others_know_is_waited_for(monkeypatch: pytest.M
             client._any._timeout_s = 0.3
             client._any.connected()
             client._any.node_id = 0
+            monkeypatch.setattr(socket, "create_connection", counting)
             with pytest.raises(RequestTimedOut, match=r"no reply within 0\.3 s"):
                 client._any._exchange(wire.Metadata(0, [], False), wire.MetadataReply, 0)
+            assert made == addresses_of(server), "who is asked again and again has one connection"
 
     async with native_broker() as running:
         await in_thread(work, running.server)
