@@ -3,6 +3,9 @@
 A broker that stands still is told from one that takes its time by what others know: while a reply is awaited they are
 asked every `_LOOK_S`, where there are any, and a broker that they do not know any more is waited for no longer. Who was
 asked is asked again by the same connection.
+
+A link belongs to one thread. Who asks while another thread does, or in a signal's handler meanwhile, is refused, and
+disturbs nobody.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from protocols.native.wire import Reply, Request
 
 _LOOK_S = 2.0
 """How long a broker may take before others are asked about it, or tried, where there are any."""
+_NOT_ALONE = "a blocking client belongs to one thread, and is in the middle of a request"
 ReplyType = TypeVar("ReplyType", bound=Reply)
 Address = tuple[str, int]
 """Host and port."""
@@ -70,6 +74,7 @@ class BlockingLink:
         self._tls = terms.tls
         self._socket: socket.socket | None = None
         self._correlation_id = 0
+        self._busy = self._connecting = False
         self._asked: dict[Address, BlockingLink] = {}
         """Other brokers, for who waits for one of `addresses`."""
         tell_when_forked(self)
@@ -97,8 +102,11 @@ class BlockingLink:
         return self._exchange(request, kind, wait_s)
 
     def _exchange(self, request: Request, kind: type[ReplyType], wait_s: float) -> ReplyType:
-        connection = self.connected()
+        if self._busy:
+            raise RuntimeError(_NOT_ALONE)
+        self._busy = True
         try:
+            connection = self.connected()
             self.send(connection, request)
             return self._receive(connection, request.correlation_id, kind, self._timeout_s + wait_s)
         except MillraceError:
@@ -106,11 +114,22 @@ class BlockingLink:
         except BaseException:  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
             self.close()  # half a request, or a reply that nobody waits for, would be left in it
             raise
+        finally:
+            self._busy = False
 
     def connected(self) -> socket.socket:
         """The connection, made if there is none. Raises ConnectionLost, and what the broker answers hello with."""
+        if self._connecting:
+            raise RuntimeError(_NOT_ALONE)
         if self._socket is not None:
             return self._socket
+        self._connecting = True
+        try:
+            return self._meet_someone()
+        finally:
+            self._connecting = False
+
+    def _meet_someone(self) -> socket.socket:
         until = time.monotonic() + self._timeout_s
         for _ in range(len(self.addresses) if len(self.addresses) > 1 else 0):
             try:

@@ -287,6 +287,30 @@ async def test_another_door_is_told_from_a_broker_that_is_broken(says: bytes) ->
         nursery.cancel_scope.cancel()
 
 
+async def test_a_second_thread_is_refused_and_disturbs_nobody() -> None:
+    def work(server: str) -> None:
+        with BlockingClient(server) as client:
+            client.create_topic("t")
+            client.fetch("t", 0, 0, max_wait_ms=0)  # who leads is known from here on
+            found: list[int] = []
+            first = threading.Thread(
+                target=lambda: found.append(client.fetch("t", 0, 0, max_wait_ms=60_000).high_watermark)
+            )
+            first.start()
+            while not client._any._busy:
+                pass
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="one thread"):
+                    client.metadata()
+            with BlockingProducer(server) as producer:
+                producer.send("t", b"what it waits for")
+            first.join()
+            assert (found, client.metadata()) == ([1], {"t": [0]})
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
 class StandingStill:
     """A broker that says hello, if it is told to, and nothing more."""
 
