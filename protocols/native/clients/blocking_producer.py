@@ -110,6 +110,10 @@ class BlockingProducer(ClientUser):
         finally:
             self.client.close()
 
+    def __del__(self) -> None:
+        if getattr(self, "_drafts", None) or getattr(self, "_left", ({},))[0]:
+            self._give_up()  # the program ends, or has let go of it, without `flush`
+
     def _give_up(self) -> None:
         """Tell of what was taken and is not sent any more."""
         closed = ConnectionLost("the producer was closed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from contextlib import suppress
 from typing import Any
@@ -157,3 +158,20 @@ async def test_what_a_block_that_ends_by_an_error_takes_along_is_told_of() -> No
         await trio.to_thread.run_sync(work, running.server)
     (record,) = sink.records
     assert (record.value, record.key, record.headers, sink.errors) == (b"taken", b"k", ID, [ConnectionLost])
+
+
+async def test_what_a_producer_that_is_let_go_of_takes_along_is_told_of() -> None:
+    sink = Sink()
+
+    def work(server: str) -> None:
+        producer = BlockingProducer(server, failed_sink=sink)
+        producer.send("t", b"stored")
+        producer.flush()
+        producer.send("t", b"taken")
+        del producer
+        gc.collect()
+
+    async with native_broker() as running:
+        await running.broker.create_topic("t")
+        await trio.to_thread.run_sync(work, running.server)
+    assert [(record.value, error) for record, error in zip(sink.records, sink.errors)] == [(b"taken", ConnectionLost)]
