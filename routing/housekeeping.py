@@ -37,6 +37,7 @@ async def housekeep(broker: Broker) -> None:
     while True:
         await trio.sleep(config.housekeeping_interval_ms / 1000)
         await _tend_disk(broker.alarms)
+        broker.clock.look()
         broker.retained.tidy(broker.spawn)
         if broker.storage.topic_logs is not None:
             broker.storage.topic_logs.retry()

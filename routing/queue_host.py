@@ -18,11 +18,34 @@ from routing.queues.view_queue import ViewQueue
 log = logging.getLogger(__name__)
 
 
+_APART_MS = 30_000
+"""Which a wall clock is put right by without a word."""
+
+
 class Clock:
     """Time in ms since the epoch that goes on evenly while the process lives, whatever is done to the wall clock."""
 
     def __init__(self, wall_clock_ms: Callable[[], int]) -> None:
+        self._wall_clock_ms = wall_clock_ms
         self._start_ms = wall_clock_ms() - trio.current_time() * 1000
+        self._apart_ms = 0
+        """How far the wall clock was ahead when that was said last."""
+
+    def look(self) -> None:
+        """Say that the wall clock was set by much: the next start, and other brokers, go by that one."""
+        apart_ms = self._wall_clock_ms() - self.now_ms()
+        if abs(apart_ms - self._apart_ms) <= _APART_MS:
+            return
+        self._apart_ms = apart_ms
+        if abs(apart_ms) <= _APART_MS:
+            log.warning("the wall clock agrees again with the time that queues go by")
+            return
+        ahead = apart_ms > 0
+        log.warning(
+            "the wall clock is %d s %s the time that queues go by, which is that of this start: after the next one "
+            "what waits now expires, and is due, so much %s",
+            abs(apart_ms) // 1000, "ahead of" if ahead else "behind", "earlier" if ahead else "later",
+        )  # fmt: skip
 
     def now_ms(self) -> int:
         """The time."""
