@@ -38,7 +38,7 @@ def take_acknowledgements(
         packet_id = data[stop - 2] << 8 | data[stop - 1]
         return Acknowledgements([(packet_id, packet_id)], kind), stop
     packet_ids = bytearray()
-    position = _take_columns(data, position, 4, kind, packet_ids)
+    position = _take_columns(data, position, 4, data[position], packet_ids)  # in 3.1 PUBREL may have DUP
     return Acknowledgements(packet_id_ranges(packet_ids), kind), position
 
 

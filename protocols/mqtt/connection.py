@@ -43,12 +43,19 @@ from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
 from protocols.mqtt.wire import WIRE_3, WIRES, Wire
 
 _SERVER_TYPES = {2: "CONNACK", 9: "SUBACK", 11: "UNSUBACK", 13: "PINGRESP"}
+_MQTT_3_1 = 3
+_DUP = 8
+_REDELIVERED_IN_3_1 = {int(AcknowledgementKind.PUBREL) | _DUP, SUBSCRIBE | _DUP, UNSUBSCRIBE | _DUP}
+"""In MQTT 3.1 these, and not only publishes, have DUP when they are sent again (section 2.1 of it)."""
 _ACKNOWLEDGEMENTS = {int(kind): kind for kind in AcknowledgementKind}
+_ACKNOWLEDGEMENTS[AcknowledgementKind.PUBREL | _DUP] = AcknowledgementKind.PUBREL
 _OTHERS = {SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT}
 _PARSERS: dict[int, Callable[[bytes], Event]] = {
     CONNECT: parse_connect,
     SUBSCRIBE: parse_subscribe,
     UNSUBSCRIBE: parse_unsubscribe,
+    SUBSCRIBE | _DUP: parse_subscribe,
+    UNSUBSCRIBE | _DUP: parse_unsubscribe,
 }
 _PARSERS_5: dict[int, Callable[[bytes], Event]] = {
     CONNECT: parse_connect_5,
@@ -79,7 +86,9 @@ def _violation(first: int, *, version_5: bool) -> _Violation:
         return None
     if first == CONNECT:
         return "a second CONNECT", "MQTT-3.1.0-2", _PROTOCOL_ERROR
-    if first in _OTHERS or first in _ACKNOWLEDGEMENTS or (version_5 and first == AUTH):
+    if first in _OTHERS or (version_5 and first == AUTH):
+        return None
+    if first in _ACKNOWLEDGEMENTS and first not in _REDELIVERED_IN_3_1:
         return None
     if kind in _SERVER_TYPES:
         return f"{_SERVER_TYPES[kind]} from a client", "MQTT-2.1.2" if version_5 else "MQTT-2.2.1", _PROTOCOL_ERROR
@@ -92,6 +101,7 @@ def _violation(first: int, *, version_5: bool) -> _Violation:
 
 
 _VIOLATIONS = [_violation(first, version_5=False) for first in range(256)]
+_VIOLATIONS_3_1 = [None if first in _REDELIVERED_IN_3_1 else violation for first, violation in enumerate(_VIOLATIONS)]
 _VIOLATIONS_5 = [_violation(first, version_5=True) for first in range(256)]
 _TOO_SOON: _Violation = ("a packet other than AUTH before CONNACK", "MQTT-3.1.2-30", _PROTOCOL_ERROR)
 _VIOLATIONS_BEFORE_CONNACK: list[_Violation] = [
@@ -215,7 +225,7 @@ class ServerConnection:
         assert isinstance(connect, Connect)
         self._connect = connect
         self._publishes = PublishRuns5(self._config) if version_5 else PublishRuns(self._config)
-        self._violations = _VIOLATIONS_5 if version_5 else _VIOLATIONS
+        self._violations = _VIOLATIONS_5 if version_5 else _VIOLATIONS if level > _MQTT_3_1 else _VIOLATIONS_3_1
         if connect.authentication_method is not None:
             self._violations = _VIOLATIONS_BEFORE_CONNACK
         return connect

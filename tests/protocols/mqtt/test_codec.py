@@ -366,3 +366,28 @@ def test_damaged_streams_end_in_a_violation_or_in_other_events(parts: list[bytes
 def test_any_bytes_at_all(data: bytes, as_connect: bool) -> None:
     machine = ServerConnection(MqttConfig()) if as_connect else connected()
     feed(machine, [packet(0x10, text("MQTT") + b"\4" + data) if as_connect else data])
+
+
+def test_what_is_sent_again_may_have_dup_in_3_1() -> None:
+    """Section 2.1 of MQTT 3.1 has DUP for PUBREL, SUBSCRIBE and UNSUBSCRIBE, too; later versions refuse it."""
+    once = [
+        acknowledge(0x62, 1),
+        acknowledge(0x62, 2),
+        subscribe(7, ("a", 2)),
+        unsubscribe(8, "a"),
+        acknowledge(0x62, 3),
+    ]
+    again = [bytes((one[0] | 8,)) + one[1:] for one in once]
+    connection = ServerConnection(MqttConfig())
+    connection.receive_data(connect("old", name="MQIsdp", level=3))
+    assert connection.receive_data(b"".join(again)) == [
+        Acknowledgements([(1, 2)], AcknowledgementKind.PUBREL),
+        Subscribe(7, [SubscriptionRequest("a", 2)]),
+        Unsubscribe(8, ["a"]),
+        Acknowledgements([(3, 3)], AcknowledgementKind.PUBREL),
+    ]
+    for one in again:
+        later = ServerConnection(MqttConfig())
+        later.receive_data(connect("new"))
+        with pytest.raises(MqttProtocolError, match="reserved flags"):
+            later.receive_data(one)
