@@ -9,7 +9,7 @@ is looked at for a client whose subscriptions are plain, and for messages that d
 2. RETAIN is 1 for messages that are given out because they are retained, else as it was published if a subscription
    asks for that (MQTT-3.3.1-12, MQTT-3.3.1-13).
 3. What is left of a message expiry is counted in seconds that have begun (MQTT-3.3.2-6), from the time that the queue
-   has of the message; what was handed on without a queue has all of it.
+   has of the message (`routing.lives_left`); what was handed on without a queue has all of it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from protocols.mqtt.adapter_subscriptions import Terms
 from protocols.mqtt.raw import GIVEN, MARKED, QOS_MASK, RETAIN, mark_in
 from protocols.mqtt.wire import RETAIN as RETAIN_FLAG
 from protocols.mqtt.wire import Blocks, PublishHeads, publish_heads, varied_heads
-from routing.facts import TIMED_FROM, ttl_ms_of
+from routing.facts import TIMED_FROM
+from routing.lives_left import life_left_ms, lives_left_ms
 from routing.message import Slab
 from routing.queues.queue import Queue
-from routing.queues.runs_of import runs_of
 from routing.session import Consumer, Session
-from routing.unsettled import entry_at
 
 Route = tuple[bytes | None, Terms, Terms | None]
 """The topic of a routing key as it is written (None: it is no topic), the terms, and those for own publishes."""
@@ -101,30 +100,17 @@ def expiries_left(
     """What is left of the expiries of messages, in seconds, one for each; None: none of them has one."""
     queue, count = consumer.queue, stop - start
     if not consumer.no_ack and isinstance(queue, Queue) and not queue.elsewhere:
-        facts_at = queue.store.facts
-        if not facts_at:
-            return None
-        entry = entry_at(session.unsettled, first_id)
-        if entry.queue is not queue:  # it was passed, as nothing is that expires
-            return None
-        now_ms, left = session.broker.clock.now_ms(), list[int | None]([None] * count)
-        at = 0
-        for first, length in runs_of(entry.offsets_of(first_id, first_id + count)):
-            for run in facts_at.between(first, length):
-                begin = at + run.first - first
-                left[begin : begin + len(run.facts)] = [_left_s(one, run.timestamp_ms, now_ms) for one in run.facts]
-            at += length
-        return left if left.count(None) < count else None
-    if slab.highest_facts < TIMED_FROM:
-        return None
-    now_ms = session.broker.clock.now_ms()
-    facts = [slab.properties.facts] * count if slab.facts is None else slab.facts[start:stop]
-    return [_left_s(one, now_ms, now_ms) for one in facts]
+        left_ms = lives_left_ms(session, queue, first_id, count)
+    elif slab.highest_facts < TIMED_FROM:
+        left_ms = None
+    else:  # what was handed on without a queue has all of it, what another broker leads is said to have so much
+        facts = [slab.properties.facts] * count if slab.facts is None else slab.facts[start:stop]
+        left_ms = [life_left_ms(one, 0) for one in facts]
+    return None if left_ms is None else list(map(_in_seconds, left_ms))
 
 
-def _left_s(facts: int, came_ms: int, now_ms: int) -> int | None:
-    ttl_ms = ttl_ms_of(facts)
-    return None if ttl_ms is None else max(-(-(came_ms + ttl_ms - now_ms) // 1000), 0)
+def _in_seconds(left_ms: int | None) -> int | None:
+    return None if left_ms is None else max(-(-left_ms // 1000), 0)
 
 
 def packets_in(

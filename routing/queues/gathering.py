@@ -8,6 +8,7 @@ from itertools import repeat, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from routing.facts import pack, without_delay
 from routing.message import Properties, Slab
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Gathered:
         self._keys: list[str] | None = None
         """Of each, once they differ."""
         self._raws: list[bytes] = []
+        self._facts: list[int] | None = None
+        """Of each, once one has a time to live."""
         self._bodies: list[bytes] = []
 
     def add(self, offsets: Sequence[int]) -> int:
@@ -137,6 +140,8 @@ class Gathered:
                 self._raws += repeat(slab.properties.raw, stop - at) if raws is None else pick(raws)
                 if self._keys is not None:
                     self._keys += repeat(slab.routing_key, stop - at) if keys is None else pick(keys)
+            if self._facts is not None or not slab.plain:
+                self._note_facts(slab, [offset - start for offset in offsets[at:stop]])
             at = stop
         self.offsets += offsets[:at]
         return at
@@ -159,8 +164,18 @@ class Gathered:
                 self._keys.append(slab.key_of(place))
             self._bodies.append(slab.bodies[place])
             self._raws.append(slab.properties.raw if slab.raws is None else slab.raws[place])
+            if self._facts is not None or not slab.plain:
+                self._note_facts(slab, [place])
             self.offsets.append(offset)
         return len(offsets)
+
+    def _note_facts(self, slab: Slab, places: list[int]) -> None:
+        """Messages of a slab were added, whose time to live is theirs alone; a delay is over."""
+        if self._facts is None:
+            self._facts = [pack(self._common.persistent)] * (len(self._bodies) - len(places))
+        each = slab.facts
+        facts = repeat(slab.properties.facts, len(places)) if each is None else [each[place] for place in places]
+        self._facts += map(without_delay, facts)
 
     def _fits(self, slab: Slab) -> bool:
         common, other = self._common, slab.properties
@@ -177,4 +192,4 @@ class Gathered:
             key = keys[0]
             if keys.count(key) == len(keys):
                 keys = None
-        return Slab(self._exchange, key, self._common, self._bodies, keys=keys, raws=self._raws)
+        return Slab(self._exchange, key, self._common, self._bodies, keys=keys, raws=self._raws, facts=self._facts)

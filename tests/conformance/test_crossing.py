@@ -334,3 +334,19 @@ def test_records_to_amqp_and_to_mqtt(broker: BrokerProcess, name: str, produce: 
     assert (message.topic, message.payload) == (f"{name}/x", b"body")
     pairs = dict(message.properties.UserProperty)
     assert (pairs["site"], pairs["unit"]) == ("plant 7", "°C")
+
+
+def test_each_message_that_waited_has_its_own_expiry_over_amqp(broker: BrokerProcess, name: str) -> None:
+    with amqp(broker) as channel, device(broker) as one:
+        waits = bound_queue(channel, f"{name}.#")
+        for expiry_s in (50, None, 600):
+            properties = Properties(PacketTypes.PUBLISH)
+            if expiry_s is not None:
+                properties.MessageExpiryInterval = expiry_s
+            one.publish(f"{name}/{expiry_s}", str(expiry_s).encode(), properties)
+        came = [
+            (body, properties.expiration)
+            for _, (_, properties, body) in zip(range(3), channel.consume(waits, auto_ack=True), strict=False)
+        ]
+        assert came == [(b"50", "50000"), (b"None", None), (b"600", "600000")]
+        channel.cancel()

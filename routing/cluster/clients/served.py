@@ -7,14 +7,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.consumer import Consumer
 from routing.errors import BrokerError
+from routing.facts import pack
+from routing.lives_left import lives_left_ms
 from routing.message import Slab
+from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
 from routing.unsettled import entry_at
 
 if TYPE_CHECKING:
     from routing.cluster.clients.leader_questions import Answer
-    from routing.queues.queue import Queue
     from routing.session import Session
+
+
+def _with_lives(slab: Slab, left_ms: Sequence[int | None]) -> Slab:
+    """A slab whose messages are said to have so much left to live: who is sent it has no home to ask."""
+    persistent, bodies = slab.properties.persistent, slab.bodies
+    facts = [pack(persistent, ttl_ms=None if one is None else max(one, 0)) for one in left_ms]
+    raws = [slab.properties.raw] * len(bodies) if slab.raws is None else slab.raws
+    return Slab(
+        slab.exchange, slab.routing_key, slab.properties, bodies, slab.size, keys=slab.keys, raws=raws, facts=facts
+    )
 
 
 class ServedLink(Protocol):
@@ -91,6 +103,10 @@ class Sink:
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         assert isinstance(consumer, PeerConsumer)
+        if not consumer.no_ack and isinstance(consumer.queue, Queue):
+            left_ms = lives_left_ms(consumer.session, consumer.queue, first_id, stop - start)
+            if left_ms is not None:
+                slab, start, stop = _with_lives(slab.part(start, stop), left_ms), 0, stop - start
         consumer.went(stop - start, slab.size * (stop - start) // len(slab.bodies))
         if consumer.exclusive and not consumer.no_ack:
             offsets = entry_at(consumer.session.unsettled, first_id).offsets_of(first_id, first_id + stop - start)

@@ -317,3 +317,30 @@ def test_what_is_kept_outlives_the_leader_and_wills_come_once(cluster: ClusterPr
             assert once.silent()
         for one in (late, back, once, twice, *workers):
             one.client.loop_stop()
+
+
+def test_what_is_left_of_an_expiry_is_known_at_all_brokers(cluster: ClusterProcesses) -> None:
+    with Device(cluster, 1, "sleeper", lasting=True, clean=True) as sleeper:
+        sleeper.subscribe("left/#")
+    begun_s = time.monotonic()
+    with Device(cluster, 2, "publisher") as publisher:
+        for expiry_s in (100, None, 600):
+            properties = Properties(PacketTypes.PUBLISH)
+            if expiry_s is not None:
+                properties.MessageExpiryInterval = expiry_s
+            sent = publisher.client.publish(f"left/{expiry_s}", b"", 1, properties=properties)
+            sent.wait_for_publish(PATIENCE_S)
+    since_s = time.monotonic()
+    time.sleep(1.1)  # what has waited for so long is told a second less
+    for number in cluster.brokers:
+        before_s = time.monotonic() - since_s
+        with Device(cluster, number, "sleeper", lasting=True, manual=True) as sleeper:
+            came = [sleeper.got.get(timeout=PATIENCE_S) for _ in range(3)]
+            waited_s = time.monotonic() - begun_s + 1
+        assert [one.topic for one in came] == ["left/100", "left/None", "left/600"]
+        left_s = [getattr(one.properties, "MessageExpiryInterval", None) for one in came]
+        assert left_s[1] is None
+        assert 100 - waited_s < left_s[0] < 101 - before_s, (number, left_s)
+        assert 600 - waited_s < left_s[2] < 601 - before_s, (number, left_s)
+    with Device(cluster, 1, "sleeper", clean=True):
+        pass

@@ -1,0 +1,41 @@
+"""What is left of the time to live of messages that are given out.
+
+A home knows it. A slab knows what its messages asked for when they were published, if it was not read from the log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.facts import TIMED_FROM, ttl_ms_of
+from routing.queues.runs_of import runs_of
+from routing.unsettled import entry_at
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+    from routing.session import Session
+
+
+def lives_left_ms(session: Session, queue: Queue, first_id: int, count: int) -> list[int | None] | None:
+    """Of deliveries from `first_id` on that are not settled, in ms, below 0 where it is over; None: none has one."""
+    facts_at = queue.store.facts
+    if not facts_at:
+        return None
+    entry = entry_at(session.unsettled, first_id)
+    if entry.queue is not queue:  # it was passed, as nothing is that expires
+        return None
+    now_ms, left = session.broker.clock.now_ms(), list[int | None]([None] * count)
+    at = 0
+    for first, length in runs_of(entry.offsets_of(first_id, first_id + count)):
+        for run in facts_at.between(first, length):
+            if max(run.facts) >= TIMED_FROM:
+                begin, gone_ms = at + run.first - first, now_ms - run.timestamp_ms
+                left[begin : begin + len(run.facts)] = [life_left_ms(one, gone_ms) for one in run.facts]
+        at += length
+    return left if left.count(None) < count else None
+
+
+def life_left_ms(facts: int, gone_ms: int) -> int | None:
+    """Of one message, so long after it was published."""
+    ttl_ms = ttl_ms_of(facts)
+    return None if ttl_ms is None else ttl_ms - gone_ms
