@@ -39,6 +39,11 @@ def _claimants(adapter: MqttAdapter, topic_filter: str) -> set[tuple[str, str]]:
     return set(matcher.match(_key(topic_filter), NeutralProperties))
 
 
+def has(adapter: MqttAdapter, topic_filter: str, queue_name: str) -> bool:
+    """Whether it is this client's."""
+    return topic_filter.startswith(PREFIX) and ("queue", queue_name) in _claimants(adapter, topic_filter)
+
+
 async def claim(adapter: MqttAdapter, topic_filter: str, queue_name: str) -> bool:
     """Whether it is this client's from now on. Raises BrokerError."""
     own = {("queue", queue_name)}

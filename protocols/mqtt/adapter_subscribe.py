@@ -151,12 +151,14 @@ class Subscribing:
         """Make filters effective; SUBACK has the packet id and, besides theirs, the codes of `answer`."""
         granted = self._subscriptions.granted
         known = {one.topic_filter for one in requests if exclusive.pattern(one.topic_filter) in granted}
+        claimed = {one.topic_filter for one in requests if exclusive.has(self._adapter, one.topic_filter, self._queue)}
         asked: dict[str, SubscriptionOptions] = {}
         codes = [await self._grant(request, subscription_id, asked) for request in requests]
         refused = await self._bind(asked) if not self._adapter.closed else {}
         if refused:
             asked_of = [exclusive.pattern(one.topic_filter) for one in requests]
             codes = [refused.get(pattern, code) for pattern, code in zip(asked_of, codes, strict=True)]
+            await self._give_up({one.topic_filter for one in requests} - claimed, refused)
         if not self._adapter.closed:
             self._changed()
             await self._consume()
@@ -214,6 +216,15 @@ class Subscribing:
         if not await exclusive.claim(self._adapter, topic_filter, self._queue):
             return ReasonCode.QUOTA_EXCEEDED
         return ReasonCode.SUCCESS
+
+    async def _give_up(self, filters: Collection[str], refused: Collection[str]) -> None:
+        """What was claimed for bindings that cannot be is for others."""
+        for one in filters:
+            if one.startswith(exclusive.PREFIX) and exclusive.pattern(one) in refused:
+                try:
+                    await exclusive.release(self._adapter, one, self._queue)
+                except BrokerError as error:
+                    log.warning("MQTT %s: the claim of %r stays: %s", self._adapter.peer, one, error)
 
     async def _bind(self, asked: dict[str, SubscriptionOptions]) -> dict[str, ReasonCode]:
         """Have bindings for patterns, by one change: to write each for itself would take a thousand times as long. The

@@ -8,6 +8,8 @@ import pytest
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.topics import AutoSubscription, Rewriting, TopicRewrite
+from routing.broker import open_broker
+from routing.config import BrokerConfig
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.test_sessions import broker, join
 from tests.protocols.mqtt.wire import connect, deliveries, packets, publish, subscribe, unsubscribe
@@ -153,6 +155,18 @@ async def test_one_client_at_a_time_has_it(world: World) -> None:
 @pytest.mark.parametrize("name", ["$exclusive/", "$exclusive/$share/g/a", "$exclusive/$SYS/#"])
 async def test_what_cannot_be_exclusive(world: World, name: str) -> None:
     assert await (await world.client("c")).subscribe((name, 1)) == b"\x80"
+
+
+async def test_what_cannot_be_bound_is_not_claimed_either() -> None:
+    async with open_broker(MemoryFiles(), BrokerConfig(bindings_max=3), users={"guest": "guest"}) as engine:
+        world = World(engine)
+        first, second = await world.client("first"), await world.client("second")
+        assert await first.subscribe(("$exclusive/a", 1)) == b"\1"
+        assert await first.subscribe(("$exclusive/b", 1), ("$exclusive/a", 1)) == b"\x80\1", "room for one binding more"
+        assert await second.subscribe(("$exclusive/a", 1)) == b"\x80"
+        await first.send(unsubscribe(2, "$exclusive/a"))
+        first.take()
+        assert await second.subscribe(("$exclusive/b", 1)) == b"\1"
 
 
 async def test_a_session_that_lasts_keeps_it_over_a_crash() -> None:
