@@ -5,28 +5,43 @@ A home knows it. A slab knows what its messages asked for when they were publish
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from routing.facts import TIMED_FROM, ttl_ms_of
+from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
 from routing.unsettled import entry_at
 
 if TYPE_CHECKING:
-    from routing.queues.queue import Queue
-    from routing.session import Session
+    from routing.consumer import Consumer
 
 
-def lives_left_ms(session: Session, queue: Queue, first_id: int, count: int) -> list[int | None] | None:
-    """Of deliveries from `first_id` on that are not settled, in ms, below 0 where it is over; None: none has one."""
+def comes_of_home(consumer: Consumer) -> bool:
+    """Whether what the consumer is given now lies in a home of this broker, which knows when it came."""
+    queue = consumer.queue
+    taken = not consumer.no_ack or consumer.session.given is not None  # not passed on
+    return taken and isinstance(queue, Queue) and not queue.elsewhere
+
+
+def lives_left_ms(consumer: Consumer, first_id: int, count: int) -> list[int | None] | None:
+    """Of deliveries from `first_id` on, which come of a home, in ms, below 0 where it is over; None: none has one."""
+    session, queue = consumer.session, consumer.queue
+    assert isinstance(queue, Queue)
     facts_at = queue.store.facts
     if not facts_at:
         return None
-    entry = entry_at(session.unsettled, first_id)
-    if entry.queue is not queue:  # it was passed, as nothing is that expires
-        return None
+    offsets: Sequence[int]
+    if session.given is not None:
+        offsets = range(session.given, session.given + count) if isinstance(session.given, int) else session.given
+    else:
+        entry = entry_at(session.unsettled, first_id)
+        if entry.queue is not queue:  # it was passed, as nothing is that expires
+            return None
+        offsets = entry.offsets_of(first_id, first_id + count)
     now_ms, left = session.broker.clock.now_ms(), list[int | None]([None] * count)
     at = 0
-    for first, length in runs_of(entry.offsets_of(first_id, first_id + count)):
+    for first, length in runs_of(offsets):
         for run in facts_at.between(first, length):
             if max(run.facts) >= TIMED_FROM:
                 begin, gone_ms = at + run.first - first, now_ms - run.timestamp_ms

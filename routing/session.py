@@ -64,6 +64,9 @@ class Session(Settling):
         self.transaction: Transaction | None = None
         """What publishes and settlements go into instead of taking effect."""
         self.next_id, self.published = 1, 0  # of the next delivery; how many messages came
+        self.given: int | list[int] | None = None
+        """Where in their queue messages lie that are handed over now and are settled by that: from an offset on, or at
+        these."""
         self.confirms = Confirms(self)
 
     # --- publishing --------------------------------------------------------------------
@@ -253,7 +256,9 @@ class Session(Settling):
         first = self.next_id
         self.next_id = end = first + count
         if consumer.no_ack:
+            self.given = offset
             self._deliver(consumer, first, slab, start, stop, redelivered)
+            self.given = None
             consumer.queue.settle(offset, count)
             return
         add_run(self.unsettled, first, end, offset, consumer.queue, consumer)
@@ -269,7 +274,9 @@ class Session(Settling):
         first = self.next_id
         self.next_id = end = first + count
         if consumer.no_ack:
+            self.given = offsets
             self._deliver(consumer, first, slab, 0, count, redelivered)
+            self.given = None
             queue.settle_offsets(offsets)
             return
         self.unsettled.append(Unsettled(first, end, offsets[0], queue, consumer, offsets))

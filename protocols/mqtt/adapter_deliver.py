@@ -168,7 +168,7 @@ class Delivering:
         traffic.publish_bytes_sent += slab.size if whole else sum(map(len, slab.bodies[start:stop]))
         left = None
         if self._version_5:
-            left = expiries_left(self._session, consumer, first_id, slab, start, stop)
+            left = expiries_left(consumer, first_id, slab, start, stop)
         if not self._plain or consumer.context is not None or left is not None:
             if not self._adapter.closed:
                 self._deliver_on_terms(consumer, first_id, slab, start, stop, left, redelivered)

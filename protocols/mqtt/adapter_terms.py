@@ -24,10 +24,9 @@ from protocols.mqtt.raw import GIVEN, MARKED, QOS_MASK, RETAIN, mark_in
 from protocols.mqtt.wire import RETAIN as RETAIN_FLAG
 from protocols.mqtt.wire import Blocks, PublishHeads, publish_heads, varied_heads
 from routing.facts import TIMED_FROM
-from routing.lives_left import life_left_ms, lives_left_ms
+from routing.lives_left import comes_of_home, life_left_ms, lives_left_ms
 from routing.message import Slab
-from routing.queues.queue import Queue
-from routing.session import Consumer, Session
+from routing.session import Consumer
 
 Route = tuple[bytes | None, Terms, Terms | None]
 """The topic of a routing key as it is written (None: it is no topic), the terms, and those for own publishes."""
@@ -94,17 +93,14 @@ def _way(raw: bytes, route: Route, own_mark: bytes, of_mqtt: bool, persistent: b
     return Way(min(qos, terms.qos), retain, terms.subscription_ids)
 
 
-def expiries_left(
-    session: Session, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int
-) -> list[int | None] | None:
+def expiries_left(consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int) -> list[int | None] | None:
     """What is left of the expiries of messages, in seconds, one for each; None: none of them has one."""
-    queue, count = consumer.queue, stop - start
-    if not consumer.no_ack and isinstance(queue, Queue) and not queue.elsewhere:
-        left_ms = lives_left_ms(session, queue, first_id, count)
+    if comes_of_home(consumer):
+        left_ms = lives_left_ms(consumer, first_id, stop - start)
     elif slab.highest_facts < TIMED_FROM:
         left_ms = None
     else:  # what was handed on without a queue has all of it, what another broker leads is said to have so much
-        facts = [slab.properties.facts] * count if slab.facts is None else slab.facts[start:stop]
+        facts = [slab.properties.facts] * (stop - start) if slab.facts is None else slab.facts[start:stop]
         left_ms = [life_left_ms(one, 0) for one in facts]
     return None if left_ms is None else list(map(_in_seconds, left_ms))
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from routing.consumer import Consumer
 from routing.errors import BrokerError
 from routing.facts import pack
-from routing.lives_left import lives_left_ms
+from routing.lives_left import comes_of_home, lives_left_ms
 from routing.message import Slab
-from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
 from routing.unsettled import entry_at
 
 if TYPE_CHECKING:
     from routing.cluster.clients.leader_questions import Answer
+    from routing.queues.queue import Queue
     from routing.session import Session
 
 
@@ -103,8 +103,8 @@ class Sink:
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         assert isinstance(consumer, PeerConsumer)
-        if not consumer.no_ack and isinstance(consumer.queue, Queue):
-            left_ms = lives_left_ms(consumer.session, consumer.queue, first_id, stop - start)
+        if comes_of_home(consumer):
+            left_ms = lives_left_ms(consumer, first_id, stop - start)
             if left_ms is not None:
                 slab, start, stop = _with_lives(slab.part(start, stop), left_ms), 0, stop - start
         consumer.went(stop - start, slab.size * (stop - start) // len(slab.bodies))

@@ -152,9 +152,13 @@ async def test_no_local_of_a_shared_subscription_is_a_protocol_error(world: Worl
     assert client.closed, "MQTT-3.8.3-4"
 
 
-async def test_mqtt_3_3_2_6_what_is_left_of_an_expiry_is_told(mock_clock: MockClock, world: World) -> None:
+@pytest.mark.parametrize("topic_filter", ["a/#", "$share/g/a/#"])
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_mqtt_3_3_2_6_what_is_left_of_an_expiry_is_told(
+    mock_clock: MockClock, world: World, qos: int, topic_filter: str
+) -> None:
     client, publisher = await client_5(world, "c"), await client_5(world, "p")
-    assert await subscribe(client, ("a/#", 1)) == b"\1"
+    assert await subscribe(client, (topic_filter, qos)) == bytes((qos,))
     client.outbox.writable = False
     expiry = block(message_expiry=10)
     await publisher.send(
