@@ -49,6 +49,10 @@ class MetadataUnavailable(LogError):
     """The metadata store refuses a change, or does not answer; then the change may have been made all the same."""
 
 
+class MetadataLost(LogError):
+    """The metadata store does not know any more what it was opened for; nothing of that was applied."""
+
+
 class Conflict(LogError):
     """A change of metadata relied on what is no longer so; nothing was changed, and what is so now was applied."""
 

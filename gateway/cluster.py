@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from core_log.errors import MetadataUnavailable
+from core_log.errors import MetadataLost, MetadataUnavailable
 from core_log.files import Files
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
@@ -33,7 +33,7 @@ from routing.cluster.metadata.controller import Candidate
 from routing.cluster.metadata.elections import Elections
 from routing.cluster.metadata.joining import ClusterRefused
 from routing.cluster.metadata.members import Members
-from routing.cluster.metadata.records import BrokerRecord
+from routing.cluster.metadata.records import META, BrokerRecord
 from routing.version import OWN_VERSION
 
 _LEAVE_TIMEOUT_S = 2.0
@@ -66,7 +66,7 @@ async def joining(
     """Be a broker that may register, until the block is left. `addresses` are where others reach it, by door; one is
     "peer". `meet` as in `Members.prepare`; `before` is called before anything is decided.
 
-    Raises StartError, also later when the broker has been removed from the cluster.
+    Raises StartError, also later when the broker has been removed from the cluster, or etcd has lost that.
     """
     try:
         from gateway.etcd import HttpTransport
@@ -77,7 +77,7 @@ async def joining(
     terms = None if certificates is None else certificates.next_context
     transport = HttpTransport([member.strip() for member in config.etcd.split(",")], terms)
     client = EtcdClient(transport, user=config.etcd_user, password=config.etcd_password)
-    store = EtcdStore(client, b"/millrace/%s/" % config.name.encode())
+    store = EtcdStore(client, b"/millrace/%s/" % config.name.encode(), anchor=META)
     members = Members(
         store,
         files,
@@ -101,6 +101,11 @@ async def joining(
             nursery.cancel_scope.cancel()
     except* ClusterRefused as group:
         refused = str(first_error(group))
+    except* MetadataLost:
+        refused = (
+            f"etcd does not know cluster '{config.name}' any more, or has another one of that name: it has lost its "
+            "data. What is in the data directory stays as it is: start again when etcd has its latest state back"
+        )
     except* MetadataUnavailable as group:
         if part.joined:
             raise

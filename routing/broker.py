@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
@@ -65,6 +66,8 @@ from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.turns import Turns
 
+logger = logging.getLogger(__name__)
+
 
 class Broker(Turns):
     """See the module. Use `open_broker`."""
@@ -98,6 +101,7 @@ class Broker(Turns):
         """Who browses which queues, by virtual host and name (`queue_lag.py`)."""
         self.clock = Clock(wall_clock_ms)
         self._begin_storage(cluster, wall_clock_ms)
+        self.metadata = metadata
         self._recover(metadata)
         self._begin_services(users, wall_clock_ms)
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
@@ -241,15 +245,21 @@ class Broker(Turns):
         self.leased.discard(partition)
 
     def _topic_gone(self, topic: Topic) -> None:
-        """A topic that brokers share is deleted, by any of them: what is here of it goes."""
+        """A topic that brokers share is deleted, by any of them: what is here of it goes. Where this broker did not see
+        it being deleted the files stay, for the next start to set aside.
+        """
         if self.storage.topic_logs is None or not topic.uid:
             return
         places = [partition.log.directory for partition in topic.partitions if partition.log.directory]
+        keep = self.metadata is not None and self.metadata.reads_anew
         for partition in topic.partitions:
             self.forget_partition(partition)
-        self.storage.topic_logs.close(topic)
+        self.storage.topic_logs.close(topic, keep=keep)
         self.offsets.forget_topic(topic.name)
-        self.spawn(directories.remove_later, self.files, places)
+        if keep:
+            logger.warning("topic '%s' is gone, deleted or lost with etcd's data: its files stay", topic.name)
+        else:
+            self.spawn(directories.remove_later, self.files, places)
 
     def looked(self, looked_bytes: int, sent_bytes: int) -> None:
         """A fetch looked for something in so many bytes, and is answered with so many of them."""

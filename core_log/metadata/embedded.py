@@ -24,6 +24,7 @@ class EmbeddedStore:
     """See the module; a `MetadataStore`."""
 
     puts_max = 1 << 30
+    reads_anew = False
 
     def __init__(self, store: KeyedStore) -> None:
         self.listeners: list[Listener] = []

@@ -5,14 +5,18 @@
    applied as one revision: what is gone first, the latest first, then what is there, the oldest first.
 2. Each second the key `clock`, which every change puts, is read from the member that is watched, by a read that a
    quorum answers. A watch that is behind it for longer than that, or a member that does not answer, is left for
-   another. If etcd itself is behind (a backup was restored), everything is read anew. While that member renews the
-   lease at the very revision that is applied here, nothing happens, and it is asked each `_CHECK_IDLE_S` only.
+   another. If etcd itself is behind (a backup was restored) or its `clock` is another one, everything is read anew.
+   While that member renews the lease at the very revision that is applied here, nothing happens, and it is asked each
+   `_CHECK_IDLE_S` only.
 3. Every change leaves a name of its own in `clock`. A transaction whose answer was lost is sent again, if it guards all
    that it puts: then it cannot be made twice. When the second is refused, the name tells whether the first was made.
    Changes of this kind that come together are one transaction (`joined_changes.py`).
 4. The lease is renewed each third of its time; a member has a quarter of it to answer before another is asked.
    `lease_deadline` is reckoned from when the renewal was *sent*, with a tenth to spare, so here it ends before it does
    there. A lease that etcd does not know any more is lost for good.
+5. Whoever has its `anchor` here applies nothing by which that would go, or be another: an etcd that has lost its data,
+   or keys that somebody removed by hand, say nothing of what is gone. What is found to be gone when everything is read
+   anew may have been lost, too: `reads_anew` tells listeners.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Any
 import trio
 from sortedcontainers import SortedDict
 
-from core_log.errors import BatchTooLarge, Conflict, MetadataUnavailable
+from core_log.errors import BatchTooLarge, Conflict, MetadataLost, MetadataUnavailable
 from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
 from core_log.metadata.etcd_wire import EtcdError
@@ -54,20 +58,33 @@ class EtcdStore:
     puts_max = wire.OPERATIONS_MAX - 1
 
     def __init__(
-        self, client: EtcdClient, prefix: bytes, *, lease_ttl_s: int = LEASE_TTL_S, name: bytes | None = None
+        self,
+        client: EtcdClient,
+        prefix: bytes,
+        *,
+        lease_ttl_s: int = LEASE_TTL_S,
+        name: bytes | None = None,
+        anchor: bytes | None = None,
     ) -> None:
-        """`name` begins the names of changes; no other store on the same keys may have it."""
+        """`name` begins the names of changes; no other store on the same keys may have it. `anchor` is a key that, once
+        made, is there as long as anything is: rule 5.
+        """
         self.listeners: list[Listener] = []
         self.revision = 0
         self.lease_id = 0
         """0 while there is none."""
         self.lease_deadline = -1.0
         """Until when (trio's time) the lease is certainly there."""
+        self.reads_anew = False
+        """See `MetadataStore`."""
         self.lease_lost: list[Callable[[], None]] = []
         """Called when etcd does not know the lease any more."""
         self._client = client
         self._prefix = prefix
         self._lease_ttl_s = lease_ttl_s
+        self._anchor = anchor
+        self._has_lost = False
+        """Rule 5 has stopped it."""
         self._entries: SortedDict[bytes, MetadataEntry] = SortedDict()
         self._name = name if name is not None else secrets.token_hex(6).encode()
         self._changes = 0
@@ -127,6 +144,8 @@ class EtcdStore:
         self._awaited.set()
         with trio.move_on_after(_TIMEOUT_S) as waiting:
             while not condition():
+                if self._has_lost:
+                    raise MetadataUnavailable("etcd has lost its data")
                 await self._advanced.wait()
         if waiting.cancelled_caught:
             raise MetadataUnavailable(
@@ -280,7 +299,9 @@ class EtcdStore:
     # --- following ---------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read everything, and follow until cancelled. Raises MetadataUnavailable if etcd cannot be read at first."""
+        """Read everything, and follow until cancelled. Raises MetadataUnavailable if etcd cannot be read at first,
+        MetadataLost.
+        """
         try:
             await self._warn_of_version()
             await self._read_all()
@@ -361,7 +382,7 @@ class EtcdStore:
                 else:
                     self._leave(member)
                 continue
-            if page.revision < here:
+            if page.revision < here or self._is_another_clock(page.entries):
                 logger.error("etcd is at revision %d and was at %d: it has lost something", page.revision, here)
                 self._must_read = True
                 self._leave(member)
@@ -372,6 +393,11 @@ class EtcdStore:
                 logger.warning("the watch on etcd at %s is behind", self._client.transport.members[member])
                 self._leave(member)
 
+    def _is_another_clock(self, found: Sequence[MetadataEntry]) -> bool:
+        """Whether the key that only ever is put was made anew, or is gone."""
+        here = self._entries.get(CLOCK)
+        return here is not None and (not found or found[0].create_revision != here.create_revision)
+
     def _leave(self, member: int) -> None:
         self._client.next_member(member)
         self._watching.cancel()
@@ -380,6 +406,7 @@ class EtcdStore:
         return key[len(self._prefix) :]
 
     def _apply(self, revision: int, changed: Sequence[MetadataEntry]) -> None:
+        self._require_anchor(changed)
         for entry in changed:
             if entry.value is None:
                 self._entries.pop(entry.key, None)
@@ -392,6 +419,15 @@ class EtcdStore:
             listener(revision, changed)
         advanced, self._advanced = self._advanced, trio.Event()
         advanced.set()
+
+    def _require_anchor(self, changed: Iterable[MetadataEntry]) -> None:
+        """Raises MetadataLost: rule 5."""
+        here = self._entries.get(self._anchor)
+        for entry in changed if here is not None else ():
+            if entry.key == self._anchor and entry.create_revision != here.create_revision:
+                self._has_lost = True
+                self._advanced.set()  # it never is anew
+                raise MetadataLost(f"etcd does not know {self._prefix.decode()} any more, or has another one")
 
     async def _read_all(self) -> None:
         """Read everything as it is at one revision, and apply what has changed."""
@@ -411,7 +447,11 @@ class EtcdStore:
         if len(found) > KEYS_MAX:
             logger.warning("etcd holds %d keys of this cluster, it is made for %d", len(found), KEYS_MAX)
         self._read_anew += 1
-        self._apply(revision, _difference(self._entries, found, revision))
+        self.reads_anew = True
+        try:
+            self._apply(revision, _difference(self._entries, found, revision))
+        finally:
+            self.reads_anew = False
 
 
 def _is_repeatable(guards: Iterable[Guard], puts: Iterable[Put]) -> bool:

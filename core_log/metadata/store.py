@@ -51,6 +51,8 @@ class MetadataStore(Protocol):
     listeners: list[Listener]
     puts_max: int
     """How many keys one change may put, and how many guards it may have."""
+    reads_anew: bool
+    """What listeners are told of now was found by comparing everything: what is gone was removed, or lost."""
 
     @property
     def revision(self) -> int:

@@ -204,15 +204,15 @@ class TopicLogs:
         found = self._partitions.get(name)
         return found[0] if found is not None else None
 
-    def close(self, topic: Topic) -> None:
-        """The topic is gone. Blocks."""
+    def close(self, topic: Topic, *, keep: bool = False) -> None:
+        """The topic is gone, and what is here of it goes as well, or with `keep` stays. Blocks."""
         for index, partition in enumerate(topic.partitions):
             name = topic_log(topic.uid, index)
             self._partitions.pop(name, None)
             partition.drop_open()
             self._fail(partition.log, StorageUnavailable(f"topic '{topic.name}' is deleted"))
-            self._cluster.close_log(name, keep=False)
-            partition.log.close(keep=False)
+            self._cluster.close_log(name, keep=keep)
+            partition.log.close(keep=keep)
 
     def _come_or_go(
         self,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import trio
 
 from core_log.absent_log import AbsentLog
 from core_log.errors import Conflict
+from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.store import Guard
 from core_log.replica_log import ReplicaLog
 from core_log.replication.state import encode, log_key
@@ -23,7 +26,7 @@ from protocols.native import wire
 from protocols.native.clients.client import Client, Link, LinkConfig
 from protocols.native.errors import ErrorCode, MillraceError
 from routing.errors import NotLeader
-from tests.gateway.test_member import Running, three, until
+from tests.gateway.test_member import Running, refusal, three, until
 from tests.support.replica_node import batch_of
 
 FOREVER = {"retention.ms": "-1"}
@@ -271,3 +274,55 @@ async def test_a_replica_that_is_to_be_elsewhere_is_moved_aside_and_may_come_bac
             await place((*others, gone))
             await until(lambda: partition.log.high_watermark == 20)
             await until(lambda: len(brokers[leader].cluster.state_of(log).isr) == 3)  # type: ignore[union-attr]
+
+
+async def test_a_topic_that_nobody_has_seen_being_deleted_keeps_its_files(
+    etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three(etcd, tmp_path, "unseen") as (nursery, brokers):
+        await make_topics(brokers)
+        async with link(brokers[1]) as first:
+            told = await leaders(first, "t")
+            leader = told[0].leader
+            async with link(brokers[leader]) as to:
+                assert await produced(to, "t", 0) == 0
+        away, deleted = brokers[3], trio.Event()
+        store = away.server.broker.metadata
+        assert isinstance(store, EtcdStore)
+
+        async def compacted() -> None:
+            await deleted.wait()
+            store._must_read = True
+
+        def kept(broker: Running) -> int:
+            return sum(path.stat().st_size for path in Path(broker.config.data_dir).glob("topics/t-0.*/*.log"))
+
+        await until(lambda: all(map(kept, brokers.values())))
+        monkeypatch.setattr(store, "_watch", compacted)
+        store._watching.cancel()
+        nursery.start_soon(brokers[1].server.broker.delete_topic, "t")
+        await until(lambda: "t" not in brokers[1].server.broker.topics and not kept(brokers[1]))
+        deleted.set()
+        await until(lambda: "t" not in away.server.broker.topics)
+        monkeypatch.undo()
+        assert "one" in away.server.broker.topics
+        await away.stop()
+        assert kept(away)
+
+
+async def test_an_etcd_that_has_lost_the_cluster_takes_nothing_away(etcd: EtcdProcess, tmp_path: Path) -> None:
+    def logs() -> list[Path]:
+        return sorted(tmp_path.glob("*/topics/*"))
+
+    with pytest.raises(BaseException) as caught:  # noqa: PT012
+        async with three(etcd, tmp_path, "lost") as (_, brokers):
+            await make_topics(brokers)
+            there = logs()
+            assert len(there) == 10
+            key, end = (base64.b64encode(text).decode() for text in (b"/millrace/lost/", b"/millrace/lost0"))
+            async with httpx.AsyncClient() as client:
+                url = f"http://{etcd.address}/v3/kv/deleterange"
+                (await client.post(url, json={"key": key, "range_end": end})).raise_for_status()
+            await trio.sleep(30)
+    assert "etcd does not know cluster 'lost' any more" in refusal(caught.value)
+    assert logs() == there

@@ -10,9 +10,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from core_log.errors import Conflict, MetadataUnavailable
+from core_log.errors import Conflict, MetadataLost, MetadataUnavailable
+from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import EtcdClient
-from core_log.metadata.etcd_store import EtcdStore
+from core_log.metadata.etcd_store import CLOCK, EtcdStore
 from core_log.metadata.store import Guard
 from tests.core_log.metadata.worlds import Seen
 from tests.simulation.etcd_model import EtcdModel, ModelTransport
@@ -158,6 +159,42 @@ async def test_an_etcd_that_was_put_back_to_a_backup_is_believed(
         assert any(record.levelno == logging.ERROR for record in caplog.records)
         await one.change([], [(b"k", b"2")])
         await until(one, b"k", b"2", 5)
+
+
+@pytest.mark.parametrize("how", ["wiped", "removed", "another"])
+async def test_an_etcd_without_the_anchor_is_not_believed(how: str, autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    one = EtcdStore(EtcdClient(ModelTransport(model)), PREFIX, anchor=b"meta")
+    with pytest.RaisesGroup(pytest.RaisesExc(MetadataLost, match="/millrace/test/"), flatten_subgroups=True):
+        async with running(model, one):
+            await one.change([], [(b"meta", b""), (b"k", b"0")])
+            await one.change([], [(b"k", b"1")])
+            seen = Seen(one)
+            if how == "removed":
+                model.txn(wire.txn([], [(PREFIX + b"k", None), (PREFIX + b"meta", None)], 0))
+            else:
+                model.restore(0)
+            if how == "another":
+                model.revision = 100  # further than before
+                model.txn(wire.txn([], [(PREFIX + b"meta", b""), (PREFIX + CLOCK, b"")], 0))
+            await trio.sleep(60)
+    assert not seen.of(b"k")
+    assert one.get(b"k").value == b"1"  # type: ignore[union-attr]
+
+
+async def test_what_is_told_of_everything_read_anew_says_so(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    one = store_of(model)
+    async with running(model, one):
+        told: dict[bytes, bool] = {}
+        one.listeners.append(lambda _, entries: told.update((entry.key, one.reads_anew) for entry in entries))
+        revision = await one.change([], [(b"k", b"")])
+        await one.change([], [(b"new", b"")])
+        await one.change([], [(b"k", None)])
+        assert (told[b"k"], told[b"new"]) == (False, False)
+        model.restore(revision)
+        await until(one, b"k", b"", 5)
+        assert (told[b"k"], told[b"new"]) == (True, True)
 
 
 async def test_who_lost_an_answer_and_was_overtaken_knows_whether_it_was_made(autojump_clock: MockClock) -> None:
