@@ -5,6 +5,8 @@
 2. A log that is being cut takes no new role until that is over.
 3. A process begins with a promise: the one before it may have given one and died.
 4. `lost` is kept on disk until the metadata names this process in the ISR: see `state.py`.
+5. Nobody leads in an epoch that its log is beyond already, as it is when the metadata was put back to an earlier state:
+   a later one is asked for first (`is_beyond`).
 """
 
 from __future__ import annotations
@@ -39,9 +41,13 @@ class Replica:
         if isinstance(self.role, Leader):
             self.role = None
 
-    def on_state(self, state: LogState, revision: int, now_s: float) -> None:
-        """The log's key as it was at `revision`."""
-        if revision <= self.revision:
+    def on_state(self, state: LogState, revision: int, now_s: float, *, put_back: bool = False) -> None:
+        """The log's key as it was at `revision`. With `put_back` it is one from before, which counts all the same: what
+        was put since is lost.
+        """
+        if put_back and revision < self.revision:
+            self.role = None
+        elif revision <= self.revision:
             return
         self.state, self.revision = state, revision
         if (self.me, self.broker_epoch) in state.isr:
@@ -58,6 +64,8 @@ class Replica:
                 role.on_state(state, self.revision)
             elif isinstance(role, Leader) and role.epoch + 1 == state.leader_epoch:
                 role.renewed(state, self.revision)  # nobody can have led between
+            elif self._log_is_beyond(state):
+                self.role = None
             else:
                 self._lead(state, now_s)
         elif state.leader is None or state.leader == self.me or self.me not in state.replicas:
@@ -66,6 +74,16 @@ class Replica:
             self.role = Follower(
                 self.name, self.log, state.leader, state.leader_epoch, unclean_epoch=state.unclean_epoch
             )
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether this process is to lead, in an epoch that is over: rule 5."""
+        state = self.state
+        named = state is not None and (state.leader, state.leader_broker_epoch) == (self.me, self.broker_epoch)
+        return self.role is None and state is not None and named and self._log_is_beyond(state)
+
+    def _log_is_beyond(self, state: LogState) -> bool:
+        return state.leader_epoch <= self.log.epochs.latest
 
     def _lead(self, state: LogState, now_s: float) -> None:
         # Who leads first of all had nobody to promise anything to.

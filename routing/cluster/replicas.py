@@ -126,11 +126,11 @@ class Replicas:
         """Whether there is something to say when the turn ends."""
         return bool(self._news or self._kept) or self.revision_due
 
-    def on_state(self, name: str, state: LogState, revision: int) -> None:
-        """What the metadata says of a log."""
+    def on_state(self, name: str, state: LogState, revision: int, *, put_back: bool = False) -> None:
+        """What the metadata says of a log; see `Replica.on_state`."""
         replica = self.by_name[name]
         before = replica.role
-        replica.on_state(state, revision, self._clock())
+        replica.on_state(state, revision, self._clock(), put_back=put_back)
         self._assumed(replica, before)
         if isinstance(replica.role, Leader) and state.transfer is not None and self.decide is not None:
             self.decide(replica.role)

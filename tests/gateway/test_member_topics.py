@@ -25,6 +25,7 @@ from millrace import BlockingConsumer, BlockingProducer
 from protocols.native import wire
 from protocols.native.clients.client import Client, Link, LinkConfig
 from protocols.native.errors import ErrorCode, MillraceError
+from routing.cluster.metadata.log_names import topic_log
 from routing.errors import NotLeader
 from tests.gateway.test_member import Running, refusal, three, until
 from tests.support.replica_node import batch_of
@@ -326,3 +327,21 @@ async def test_an_etcd_that_has_lost_the_cluster_takes_nothing_away(etcd: EtcdPr
             await trio.sleep(30)
     assert "etcd does not know cluster 'lost' any more" in refusal(caught.value)
     assert logs() == there
+
+
+async def test_who_is_to_lead_in_an_epoch_that_is_over_leads_in_a_later_one(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "over") as (_, brokers):
+        await make_topics(brokers)
+        broker = brokers[1].server.broker
+        name = topic_log(broker.topics["t"].uid, 0)
+        store, cluster = brokers[1].cluster.store, brokers[1].cluster
+        known = cluster.elections.logs[name]
+        leader = known.state.leader
+        assert leader is not None
+        async with link(brokers[leader]) as to:
+            assert await produced(to, "t", 0) == 0
+            earlier = msgspec.structs.replace(known.state, leader_epoch=known.state.leader_epoch - 1)
+            await store.change([], [(log_key(b"", name), encode(earlier))])
+            await until(lambda: cluster.elections.logs[name].state.leader_epoch > known.state.leader_epoch)
+            assert await produced(to, "t", 0) == 10
+            assert (await fetch(to, "t", 0)).high_watermark == 20

@@ -3,6 +3,8 @@
 1. A replica is told of each state once, in the order in which they were put, and of this broker's registration.
 2. A wish is tried until it is known what became of it: its guards let it come true once at most. If something else
    came first the leader hears of that before it may wish again.
+3. When etcd was put back to an earlier state, states from before are told as well. Who leads a log then does so in an
+   epoch far beyond what it has: others may have later ones, which are not to be taken for the same.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import msgspec
 import trio
 
 from core_log.errors import Conflict, MetadataUnavailable
-from core_log.metadata.store import LeasedStore, MetadataEntry
+from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
 from core_log.replication.leader import Leader
 from core_log.replication.replica import Replica
-from core_log.replication.state import LOGS, Change, decode, encode, log_key
+from core_log.replication.state import LOGS, Change, LogState, decode, encode, log_key
 from routing.cluster.metadata.elections import broker_states
 from routing.cluster.metadata.members import Members
 from routing.cluster.metadata.waiting import Waiting
@@ -27,6 +29,8 @@ from routing.cluster.replicas import Replicas
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_BEYOND_EPOCHS = 1000
+"""Rule 3."""
 
 
 class LogStates:
@@ -74,14 +78,34 @@ class LogStates:
 
     def _tell(self, entry: MetadataEntry) -> None:
         name = entry.key[len(LOGS) :].decode()
-        if entry.value is None or name not in self._replicas.by_name:
+        replica = self._replicas.by_name.get(name)
+        if entry.value is None or replica is None:
             return
         try:
             state = decode(entry.value)
         except msgspec.MsgspecError as error:
             logger.error("the state of log %s is not understood: %s", name, error)
             return
-        self._replicas.on_state(name, state, entry.mod_revision)
+        self._replicas.on_state(name, state, entry.mod_revision, put_back=self._store.reads_anew)
+        if replica.is_beyond:
+            self._spawn(self._go_beyond, replica, state, entry.mod_revision)
+
+    async def _go_beyond(self, replica: Replica, state: LogState, revision: int) -> None:
+        """Lead a log in an epoch that it does not have yet: rule 3."""
+        epoch, latest = state.leader_epoch, replica.log.epochs.latest
+        text = "%s: etcd was put back: it has leader epoch %d, the log %d; what was put meanwhile may be missing"
+        logger.error(text, self.called(replica.name), epoch, latest)
+        later = msgspec.structs.replace(state, leader_epoch=latest + _BEYOND_EPOCHS, resigned=False, transfer=None)
+        key = log_key(b"", replica.name)
+        while replica.is_beyond and replica.revision == revision:
+            try:
+                await self._store.change([Guard(key, mod_revision=revision)], [(key, encode(later))])
+            except Conflict:
+                return  # that will be told, or was
+            except MetadataUnavailable as error:
+                self._waiting.failed(error, replica.name)
+                await trio.sleep(_RETRY_S)
+        self._waiting.over(replica.name)
 
     def _decide(self, role: Leader) -> None:
         if self._epoch:

@@ -181,6 +181,25 @@ def test_a_follower_that_is_elected_waits_its_promise_out() -> None:
     assert replica.role.may_serve(5.3, 100.0)
 
 
+def test_what_was_put_back_counts_but_nobody_leads_in_an_epoch_that_is_over() -> None:
+    replica = Replica("x", open_replica(MemoryFiles()), 1, CONFIG, now_s=0.0)
+    replica.registered(10)
+    first = LogState(replicas=(1, 2, 3), isr=ALL, leader=1, leader_broker_epoch=10, leader_epoch=1, min_insync=2)
+    replica.on_state(first, 100, 1.0)
+    replica.log.append(make_batch([b"a"]))
+    replica.on_state(first.led_by(2, 20), 120, 2.0)
+    assert isinstance(replica.role, Follower)
+    replica.on_state(first, 100, 3.0)
+    assert isinstance(replica.role, Follower), "not later than what it knows"
+    replica.on_state(first, 100, 3.0, put_back=True)
+    assert (replica.role, replica.is_beyond) == (None, True)
+    replica.on_state(first.led_by(2, 20), 101, 4.0)
+    assert isinstance(replica.role, Follower)
+    assert not replica.is_beyond
+    replica.on_state(first.led_by(2, 20).led_by(1, 10), 102, 5.0)
+    assert isinstance(replica.role, Leader)
+
+
 def test_a_leader_whose_disk_refuses_hands_over() -> None:
     log = open_replica(MemoryFiles())
     leader = lead(log)
