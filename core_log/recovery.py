@@ -75,7 +75,7 @@ def recover(
     scanned = cut = False
     scanned_to: int | None = None
     """Where the segment before, if it was scanned, ends."""
-    damaged = bool(bases and bases[0] > log_start) or bool(point and point.position and trusted_below not in bases)
+    damaged = _lacks_files(directory, bases, log_start, point)
     for name in names:
         base = name.base_offset
         segment = Segment(directory, name, config.index_interval_bytes, None)
@@ -163,6 +163,18 @@ def epochs_of_batches(files: Files, segments: list[Segment]) -> LeaderEpochs:
         finally:
             file.close()
     return epochs
+
+
+def _lacks_files(directory: str, bases: list[int], log_start: int, point: RecoveryPoint | None) -> bool:
+    """Whether segments are not there that were, with a line for it."""
+    if bases and bases[0] > log_start:
+        logger.error("%s begins at offset %d: what was kept from %d on is missing", directory, bases[0], log_start)
+        return True
+    if point is not None and point.position and point.segment_base not in bases:
+        path = f"{directory}/{SegmentName(point.segment_base)}.log"
+        logger.error("%s is missing, %d bytes of it that were synced are lost", path, point.position)
+        return True
+    return False
 
 
 def _segment_names(files: Files, directory: str) -> list[SegmentName]:

@@ -24,7 +24,7 @@ from routing.queues.homes.checkpoints import decode_checkpoint
 from routing.stored_topics import CATALOG, catalog_items, open_stored
 from routing.topology.catalog import unpack_entry
 
-_STORES = ("catalog", "offsets", "transactions")
+_STORES = ("catalog", "offsets", "transactions", "retained")
 _HOMES = "queues"
 
 

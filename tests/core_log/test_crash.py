@@ -480,6 +480,18 @@ def test_segments_after_a_damaged_one_go(caplog: pytest.LogCaptureFixture) -> No
     assert len([name for name in log.files.list(DIRECTORY) if name.endswith(".log")]) == 2
 
 
+def test_a_segment_that_is_gone_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryFiles()
+    log = open_log(disk)
+    log.append(make_batch([b"x" * 100]))
+    log.close()
+    disk.remove(log.segments[0].log_path)
+    assert open_log(disk).damaged
+    assert (
+        f"{log.segments[0].log_path} is missing, {log.size_bytes} bytes of it that were synced are lost" in caplog.text
+    )
+
+
 def test_a_recovery_point_beyond_the_file_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryFiles()
     log = open_log(disk)

@@ -16,6 +16,7 @@ from routing.topics.compaction import Compaction
 from routing.verification import verify_logs, verify_topology, whose
 from tests.core_log.compaction.helpers import keyed
 from tests.routing.harness import engine
+from tests.routing.kept.test_retained import slab
 from tests.support.replica_node import batch_of
 
 
@@ -34,6 +35,8 @@ async def fill(directory: Path) -> None:
             log.request_sync()
             await log.wait_committed(log.log_end_offset)
             await one.broker.offsets.commit("group", {("t", 0): (7, "")})
+            retained = one.broker.retained
+            await retained.log.wait_committed(retained.keep("/", slab(("a", b"1"), ("b", b"2"))))
             await one.synced()
             if life:
                 shutil.copytree(work, directory)
@@ -61,7 +64,8 @@ async def test_what_a_kill_left_is_whole(tmp_path: Path) -> None:
     files = ReadOnlyFiles(directory)
     assert whose(files) == "a single broker"
     logs = {log.directory: log for log in verify_logs(files)}
-    assert logs.keys() == {"catalog/0", "offsets/0", "transactions/0", "queues/0", "queues/1", "topics/t-0"}
+    stores = {"catalog/0", "offsets/0", "transactions/0", "retained/0"}
+    assert logs.keys() == stores | {"queues/0", "queues/1", "topics/t-0"}
     assert all(not log.problems for log in logs.values())
     torn = logs.pop(f"queues/{home.parent.name}")
     assert (torn.size_bytes, torn.cut_bytes) == (size, 100)
@@ -93,6 +97,7 @@ def first(directory: Path, pattern: str) -> Path:
         (lambda d: flip(largest(d, "queues/*/*.log"), 100), "wrong CRC"),
         (lambda d: flip(largest(d, "catalog/0/*.log"), 100), "catalog/0/00000000000000000000.log is damaged at"),
         (lambda d: flip(largest(d, "offsets/0/*.log"), 70), "offsets/0/00000000000000000000.log is damaged at"),
+        (lambda d: flip(largest(d, "retained/0/*.log"), 70), "retained/0/00000000000000000000.log is damaged at"),
         (lambda d: flip(largest(d, "queues/*/checkpoint"), 20), "/checkpoint is damaged"),
         (lambda d: shutil.rmtree(d / "topics" / "t-0"), "topics/t-0 is missing"),
         (lambda d: shutil.rmtree(d / "queues"), "is missing: queue 'q' is there"),
