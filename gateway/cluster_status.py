@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 _NAMED_MAX = 10
 SINGLE_COPY = "single copy (acks=all proves no more than one)"
+
+_OF_BROKERS = {
+    "refusing": "the disk takes nothing at broker",
+    "low_on_disk": "low on disk at broker",
+    "unopened": "logs that the disk does not let be opened at broker",
+    "unreadable": "logs whose files are damaged at broker",
+}
 
 Partition = Mapping[str, Any]
 
@@ -37,6 +44,10 @@ def show_troubles(found: Mapping[str, Any]) -> None:
     gone = [one["id"] for one in found["brokers"] if not one["alive"]]
     if gone:
         click.echo(f"brokers that are gone: {', '.join(map(str, gone))}")
+    for field, what in _OF_BROKERS.items():
+        those = [_named(one["id"], one[field]) for one in found["brokers"] if one.get(field)]
+        if those:
+            click.echo(f"{what}: {', '.join(those)}")
     unclean = [one for one in partitions if one.get("unclean_epoch")]
     troubles = (
         ("without a leader", leaderless), ("under-replicated", under_replicated), ("elected uncleanly once", unclean),
@@ -51,6 +62,13 @@ def show_troubles(found: Mapping[str, Any]) -> None:
         click.echo(f"{SINGLE_COPY}, {len(single)} of {len(partitions)} partitions: {_names(single)}")
 
 
+def _named(broker: int, logs: bool | Sequence[str]) -> str:
+    return str(broker) if isinstance(logs, bool) else f"{broker} ({_some(logs)})"
+
+
 def _names(partitions: Iterable[Partition]) -> str:
-    names = [f"{one['topic']}-{one['partition']}" for one in partitions]
+    return _some([f"{one['topic']}-{one['partition']}" for one in partitions])
+
+
+def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED_MAX]) + (" ..." if len(names) > _NAMED_MAX else "")

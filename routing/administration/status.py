@@ -35,7 +35,9 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
     """The broker that is asked, the controller, and all brokers that there are."""
     cluster = broker.cluster
     if cluster is None:
-        return {"broker": 0, "controller": None, "brokers": [_described(0, None) | {"alive": True}]}
+        logs = [*broker.storage.stores, *(log for _, _, log in logs_of_one(broker))]
+        now = {"refusing": any(log.error is not None for log in logs), "low_on_disk": broker.alarms.disk_low}
+        return {"broker": 0, "controller": None, "brokers": [_described(0, None) | {"alive": True} | now]}
     entry = cluster.store.get(CONTROLLER)
     controller = decode(entry.value, ControllerRecord).broker if entry is not None else None
     alive = cluster.members.brokers

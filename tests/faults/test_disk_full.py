@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.wire_proto import BrokerError
 from core_log.record_batch import decode_runs
+from gateway.cluster_status import cluster_status, show_troubles
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import StorageUnavailable
 from tests.faults.neighbours import batch_of
@@ -89,7 +90,7 @@ def until(done: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline, "service did not resume"
 
 
-def test_a_disk_that_refuses(faulty: BrokerProcess) -> None:
+def test_a_disk_that_refuses(faulty: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     """One story on all doors: before, while, after, and after a crash."""
     over_amqp, over_mqtt = Stream("full-amqp"), Stream("full-mqtt")
     connection = amqp(faulty.amqp_port)
@@ -108,6 +109,10 @@ def test_a_disk_that_refuses(faulty: BrokerProcess) -> None:
         records[offset] = value
         return True
 
+    def shown() -> str:
+        show_troubles(cluster_status(native))
+        return capsys.readouterr().out
+
     assert publish(publisher, BACKLOG)
     assert not refuses_mqtt(faulty.mqtt_port, over_mqtt, PATIENCE_S)
     assert produces(b"before")
@@ -119,12 +124,14 @@ def test_a_disk_that_refuses(faulty: BrokerProcess) -> None:
     assert not publish(publisher, 10)
     assert native.fetch(TOPIC, 0, 0).batches
     settle(faulty, over_amqp, BACKLOG // 2)
+    assert "the disk takes nothing at broker: 0" in shown()
 
     os.kill(faulty.pid, signal.SIGUSR2)
     until(lambda: publish(publisher, 1))
     until(lambda: not refuses_mqtt(faulty.mqtt_port, over_mqtt))
     until(lambda: produces(b"after"))
     assert publish(publisher, 10)
+    until(lambda: "the disk takes nothing" not in shown())
 
     faulty.kill9()
     faulty.start()
