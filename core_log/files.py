@@ -253,7 +253,7 @@ class OsFiles:
         """See `Files`; the file is the one that whoever serves the directory holds."""
         try:
             found = os.stat(self._path("lock"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_dev, found.st_ino
 

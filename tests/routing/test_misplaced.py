@@ -29,6 +29,11 @@ def covered(data: Path) -> None:
     (data / "lock").touch()
 
 
+def replaced(data: Path) -> None:
+    moved(data)
+    data.touch()
+
+
 def emptied(data: Path) -> None:
     shutil.copytree(data, data.with_name("moved"))
     for one in data.iterdir():
@@ -45,7 +50,7 @@ async def refused(log: PartitionLog) -> OSError:
     return log.error
 
 
-@pytest.mark.parametrize("gone", [moved, covered, emptied])
+@pytest.mark.parametrize("gone", [moved, covered, replaced, emptied])
 async def test_nothing_is_confirmed_while_the_directory_is_gone(gone: Callable[[Path], None], tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -66,7 +71,7 @@ async def test_nothing_is_confirmed_while_the_directory_is_gone(gone: Callable[[
         assert alarms.blocked == MISPLACED
         assert "is not where it was" in str(await refused(log))
         if gone is not emptied:
-            shutil.rmtree(data, ignore_errors=True)
+            data.unlink() if gone is replaced else shutil.rmtree(data, ignore_errors=True)
             data.with_name("moved").rename(data)
             space.tend(0)
             alarms.check()
