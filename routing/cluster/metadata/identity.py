@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from core_log.files import Files
+from routing.cluster.metadata import age
 
 PATH = "cluster.json"
 
@@ -29,6 +30,8 @@ class Identity(msgspec.Struct, frozen=True):
 def load_identity(files: Files) -> Identity | None:
     """The one that was saved last, None if the directory is in no cluster. Raises ValueError, OSError."""
     if not files.exists(PATH):
+        if files.exists(age.PATH):
+            raise ValueError(f"{PATH} is missing in what is the directory of a cluster's member: bring it back")
         return None
     file = files.open(PATH, create=False)
     try:

@@ -78,9 +78,9 @@ class LogStates:
 
     def _tell(self, entry: MetadataEntry) -> None:
         name = entry.key[len(LOGS) :].decode()
-        replica = self._replicas.by_name.get(name)
-        if entry.value is None or replica is None:
+        if entry.value is None or name not in self._replicas.by_name:
             return
+        replica = self._replicas.by_name[name]
         try:
             state = decode(entry.value)
         except msgspec.MsgspecError as error:

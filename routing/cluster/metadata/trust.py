@@ -6,7 +6,7 @@
    nothing wrong with a log any more.
 3. Of a directory that is an older copy every replica is lost (`distrust`): see `age.py`.
 4. The file is written before this broker says anything to others, and whenever something is lost.
-5. When the file is damaged nobody knows what it said: every replica is lost.
+5. When the file is damaged, or gone, nobody knows what it said: every replica is lost. It is there before the age is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from core_log import checkpoint
 from core_log.files import Files
+from routing.cluster.metadata import age
 
 PATH = "lost-replicas"
 
@@ -43,9 +44,12 @@ class Trust:
         self._boot = boot
         try:
             data = checkpoint.read(files, PATH)
+            if data is None and files.exists(age.PATH):
+                raise ValueError(f"{PATH} is missing")
             saved = _Saved() if data is None else msgspec.msgpack.decode(data, type=_Saved)
         except ValueError:  # those of msgspec among them
-            logger.error("%s is damaged: nobody relies on the replicas here until they are in sync again", PATH)
+            what = "%s is damaged or gone: nobody relies on the replicas here until they are in sync again"
+            logger.error(what, PATH)
             saved = _Saved(all_lost=True)
         self._saved = saved
         self._went_down = not saved.clean and saved.boot != boot

@@ -10,14 +10,15 @@ import pytest
 import trio
 
 from core_log import high_watermarks
-from core_log.files import FaultyFiles, MemoryFiles
+from core_log.files import FaultyFiles, Files, MemoryFiles
 from core_log.log_config import LogConfig
 from core_log.replication.state import LogState, encode, log_key
 from routing.broker import open_broker
 from routing.cluster.cluster import Cluster
+from routing.cluster.metadata.elections import Elections
 from routing.cluster.metadata.trust import Trust
 from tests.routing.cluster.metadata.test_elections import start
-from tests.routing.cluster.metadata.test_members import cluster, until
+from tests.routing.cluster.metadata.test_members import One, cluster, until
 from tests.routing.harness import killed
 from tests.simulation.etcd_model import EtcdModel
 from tests.support.replica_node import batch_of
@@ -65,13 +66,20 @@ async def test_a_log_is_led_once_it_is_named_and_reopens_as_it_was() -> None:
             one.kill()
 
 
+async def start_again(nursery: trio.Nursery, model: EtcdModel, files: Files) -> tuple[One, Elections]:
+    """A broker that has been a member before, with nothing lost."""
+    files.make_directory("")
+    Trust(files, "boot").begun(())
+    return await start(nursery, model, 1, files)
+
+
 @pytest.mark.parametrize("gone", [True, False])
 async def test_a_log_that_lacks_what_was_committed_is_lost(gone: bool) -> None:
     model = EtcdModel()
     async with cluster(model) as nursery:
         files = MemoryFiles()
         high_watermarks.save(files, "", {LOG: 10 if gone else 0})
-        one, elections = await start(nursery, model, 1, files)
+        one, elections = await start_again(nursery, model, files)
         part = Cluster(one.store, one.members, elections)
         async with open_broker(files, cluster=part):
             part.open_log(LOG, DIRECTORY, LogConfig(fsync="never"))
@@ -86,7 +94,7 @@ async def test_a_log_that_could_not_be_opened_may_turn_out_to_be_lost() -> None:
     async with cluster(model) as nursery:
         files = MemoryFiles()
         high_watermarks.save(files, "", {LOG: 10, "gone": 10})
-        one, elections = await start(nursery, model, 1, files)
+        one, elections = await start_again(nursery, model, files)
         await one.store.change([], [(log_key(b"", LOG), encode(LogState(replicas=(1, 2), isr=((2, 7),))))])
         part = Cluster(one.store, one.members, elections)
         async with open_broker(files, cluster=part):
@@ -105,7 +113,7 @@ async def test_damage_is_written_down_before_the_log_looks_well_again() -> None:
     model, settings = EtcdModel(), LogConfig(fsync="commit", recovery_bytes=1)
     async with cluster(model) as nursery:
         files = FaultyFiles(MemoryFiles())
-        one, elections = await start(nursery, model, 1, files)  # type: ignore[arg-type]
+        one, elections = await start_again(nursery, model, files)
         await one.store.change([], [(log_key(b"", LOG), encode(LogState(replicas=(1, 2), isr=((2, 7),))))])
         part = Cluster(one.store, one.members, elections)
         async with open_broker(files, cluster=part):

@@ -242,6 +242,12 @@ async def test_who_is_refused_is_told_why(autojump_clock: MockClock) -> None:
         broken.open("cluster.json").pwritev([b"{"], 0)
         with pytest.raises(ClusterRefused, match=r"cluster.json is damaged"):
             await One(model, 2, broken).start(nursery)
+        await one.members.leave()
+        one.files.remove("cluster.json")
+        with pytest.raises(
+            ClusterRefused, match=r"cluster.json is missing in what is the directory of a cluster's member"
+        ):
+            await One(model, 1, one.files).start(nursery)
 
 
 async def test_who_comes_with_what_etcd_does_not_know_is_refused(autojump_clock: MockClock) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from core_log.files import MemoryFiles
+from routing.cluster.metadata.age import Age, save_age
 from routing.cluster.metadata.trust import PATH, Trust
 from tests.support.home_cluster import HOMES, Member, mesh, until
 
@@ -42,7 +43,7 @@ def test_what_a_damaged_file_said_may_be_of_any_replica(
     with caplog.at_level(logging.WARNING):
         trust = Trust(files, "boot")
     assert [record.getMessage() for record in caplog.records] == [
-        "lost-replicas is damaged: nobody relies on the replicas here until they are in sync again"
+        "lost-replicas is damaged or gone: nobody relies on the replicas here until they are in sync again"
     ]
     assert trust.is_lost("home-0", synced=True)
     trust.note(["home-0"])
@@ -52,6 +53,15 @@ def test_what_a_damaged_file_said_may_be_of_any_replica(
     again.begun(["home-1"])
     after = Trust(files, "boot")
     assert [after.is_lost(name, synced=True) for name in ("home-0", "home-1")] == [False, True]
+
+
+def test_a_file_that_is_gone_said_the_same() -> None:
+    files = MemoryFiles()
+    assert not Trust(files, "boot").is_lost("home-0", synced=True), "nothing was reported yet"
+    Trust(files, "boot").begun(["home-1"])
+    save_age(files, Age(1, "token"))
+    files.remove(PATH)
+    assert Trust(files, "boot").is_lost("home-0", synced=True)
 
 
 async def test_a_member_whose_file_is_damaged_counts_again_when_it_has_caught_up() -> None:
