@@ -109,7 +109,8 @@ def unclean_elections(client: BlockingClient, topic: str, allowed: str) -> None:
     """Let replicas of TOPIC lead that may lack confirmed records, where no other is left: what they lack is lost.
 
     Where nobody leads a partition now, somebody does within moments. TOPIC is __queues for the homes of queues,
-    __offsets for group offsets.
+    __offsets for group offsets, __transactions for those that are under way, __retained for retained messages and
+    wills.
     """
     client.administer("cluster.unclean_elections", topic=topic, on=allowed == "on")
 

@@ -10,17 +10,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from routing.administration.operations import LOOKS, operation, table
-from routing.cluster.metadata import operating
+from routing.cluster.metadata import log_names, operating
 from routing.cluster.metadata.health import names_by_id, place
-from routing.cluster.metadata.log_names import HOME, number_of, topic_log
-from routing.cluster.metadata.log_names import OFFSETS as OFFSETS_LOG
+from routing.cluster.metadata.log_names import number_of, topic_log
 from routing.errors import NotFound, PreconditionFailed
-from routing.topics.reserved_names import OFFSETS, QUEUES
+from routing.topics.reserved_names import OFFSETS, QUEUES, RETAINED, TRANSACTIONS
 
 if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.cluster import Cluster
 
+_KINDS = {
+    QUEUES: log_names.HOME,
+    OFFSETS: log_names.OFFSETS,
+    TRANSACTIONS: log_names.TRANSACTIONS,
+    RETAINED: log_names.RETAINED,
+}
 MOVING = ("topic", "partition", "leader", "replicas", "isr", "target", "copying", "bytes_left")
 PLANNED = ("topic", "partition", "before", "after")
 
@@ -78,10 +83,11 @@ async def rebalance(broker: Broker, user: str, dry_run: bool = False) -> dict[st
 @operation("cluster.unclean_elections")
 async def allow_unclean_elections(broker: Broker, user: str, topic: str, on: bool) -> None:
     """Whether replicas that may lack what was confirmed lead partitions of a topic where nobody else is left: at once
-    where nobody leads now. `__queues` are the homes of queues, `__offsets` the group offsets.
+    where nobody leads now. `__queues` are the homes of queues, `__offsets` the group offsets, `__transactions` and
+    `__retained` as above.
     """
     cluster = _cluster_of(broker)
-    kind = {QUEUES: HOME, OFFSETS: OFFSETS_LOG}.get(topic)
+    kind = _KINDS.get(topic)
     if kind is not None:
         logs = [log for log in cluster.elections.logs if number_of(log, kind) is not None]
         await operating.allow_unclean(cluster, logs, on=on)

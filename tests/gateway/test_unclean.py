@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
+from core_log.replication.state import encode, log_key
 from gateway.etcd_process import EtcdProcess
-from millrace import Consumer, LogTruncated, Producer
+from millrace import Consumer, LogTruncated, Producer, TransactionalProducer
 from protocols.native.clients.client import Client
 from protocols.native.errors import MillraceError
 from tests.gateway.test_member import Running, three, until
@@ -92,3 +94,26 @@ async def test_who_is_left_leads_when_told_to_and_readers_learn_what_is_lost(
             assert sum(found["catch_up_bytes"] for found in counts) > 0
             assert all(found["replicas"] >= found["leaders"] for found in counts)
             assert len({bytes_of(found) for found in logs}) == 1  # type: ignore[arg-type]
+
+
+async def test_what_every_cluster_has_is_led_again_when_its_only_replica_is_lost(
+    etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    async with three(etcd, tmp_path, "unclean-internal") as (_, brokers):
+        cluster = brokers[1].cluster
+        logs = ["transactions-0", "retained-0"]
+        servers = [f"127.0.0.1:{broker.server.ports['native']}" for broker in brokers.values()]
+        for log in logs:  # as where the first broker is gone for good before the others had a copy
+            state = cluster.elections.logs[log].state
+            alone = msgspec.structs.replace(state, replicas=(9, 1, 2), isr=((9, 1),), elr=()).led_by_nobody()
+            await cluster.store.change([], [(log_key(b"", log), encode(alone))])
+        await until(lambda: all(cluster.elections.logs[log].state.isr_brokers == [9] for log in logs))
+        async with Client(servers) as client:
+            await client.create_topic("t", config=FOREVER)
+            for topic in ("__transactions", "__retained"):
+                await client.administer("cluster.unclean_elections", topic=topic, on=True)
+        await until(lambda: not cluster.elections.leaderless)
+        await until(lambda: all(len(cluster.elections.logs[log].state.isr) == 2 for log in logs))
+        with trio.fail_after(60):
+            async with TransactionalProducer(servers, "some-id") as producer, producer.transaction():
+                await producer.send("t", b"x")
