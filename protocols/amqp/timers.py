@@ -1,7 +1,8 @@
 """The deadlines of a connection: handshake, heartbeats both ways, close. Pure: `now` is a parameter, in seconds.
 
-A heartbeat is sent every half interval in which nothing else was; a peer from which nothing came for two intervals is
-gone (AMQP 0-9-1 section 4.2.7), unless it is busy and has a grace.
+A heartbeat is sent every half interval in which nothing else was, and no later than three quarters of an interval after
+what was sent last: there are clients that close when nothing came for a whole one. A peer from which nothing came for
+two intervals is gone (AMQP 0-9-1 section 4.2.7), unless it is busy and has a grace.
 """
 
 from __future__ import annotations
@@ -67,6 +68,6 @@ class ConnectionTimers:
             self._excused_until = min(now + self._interval_s, grace_until)
         if now < self._send_at:
             return Due.NOTHING
-        self._send_at = now + self._interval_s / 2
         wrote, self.wrote = self.wrote, False
+        self._send_at = now + self._interval_s / (4 if wrote else 2)
         return Due.NOTHING if wrote else Due.SEND_HEARTBEAT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -396,11 +398,30 @@ def test_heartbeats_are_sent_when_idle_and_expected() -> None:
     assert timers.due(6.0) is Due.SEND_HEARTBEAT
     timers.wrote = True
     assert timers.due(11.0) is Due.NOTHING
-    assert timers.due(16.0) is Due.SEND_HEARTBEAT
+    assert timers.next_at() == 13.5
+    assert timers.due(13.5) is Due.SEND_HEARTBEAT
+    assert timers.next_at() == 18.5
     timers.received(17.0)
     assert timers.due(36.9) is Due.SEND_HEARTBEAT
     assert timers.next_at() == 37.0
     assert timers.due(37.0) is Due.GIVE_UP
+
+
+@pytest.mark.parametrize("writes", [[], [1.0], [6.01], [6.01, 8.6, 11.2], [11.0, 16.0, 18.5]])
+def test_no_silence_of_ours_is_as_long_as_an_interval(writes: list[float]) -> None:
+    timers = ConnectionTimers(0.0, 10.0)
+    timers.opened(1.0, 10)
+    timers.wrote = True
+    sent, left = [1.0], list(writes)
+    while sent[-1] < 60:
+        timers.received(now := timers.next_at())
+        while left and left[0] <= now:
+            sent.append(left.pop(0))
+            timers.wrote = True
+        if timers.due(now) is Due.SEND_HEARTBEAT:
+            sent.append(now)
+    assert not left
+    assert max(later - earlier for earlier, later in pairwise(sent)) <= 7.5
 
 
 def test_without_heartbeats_nothing_is_due() -> None:
