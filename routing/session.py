@@ -60,6 +60,7 @@ class Session(Settling):
         """Ends the session when it holds a delivery for too long; without it, it may."""
         self.impatient = False  # it has, or had, a consumer with a limit of its own for that
         self.consumers: list[Consumer] = []
+        self.first_resumed = 0  # which of them was the first that `resume` has looked at
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
         """What publishes and settlements go into instead of taking effect."""

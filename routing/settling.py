@@ -34,6 +34,7 @@ class Settling:
     outstanding: int
     next_id: int
     consumers: list[Consumer]
+    first_resumed: int
     unsettled: list[Unsettled]
     transaction: Transaction | None
 
@@ -164,6 +165,10 @@ class Settling:
             self.settle_up_to(0, Outcome.RELEASE)
 
     def resume(self) -> None:
-        """Deliveries may be possible again."""
-        for consumer in self.consumers:
+        """Deliveries may be possible again. Each time the queue of another consumer is first: where all of them share a
+        limit, what may be outstanding goes to whoever is.
+        """
+        consumers = self.consumers
+        at = self.first_resumed = self.first_resumed + 1 if self.first_resumed + 1 < len(consumers) else 0
+        for consumer in (*consumers[at:], *consumers[:at]) if at else consumers:
             consumer.queue.wake()

@@ -99,9 +99,11 @@ class QueueRules:
         return self._timing is not None or self._queue.settings.message_ttl_ms is not None
 
     def catch_up(self) -> None:
-        """What came in this turn obeys the settings, and what is over goes: somebody asks for messages, or counts."""
+        """What came in this turn obeys the settings and goes to consumers that wait for it, and what is over goes:
+        somebody asks for messages, or counts.
+        """
         queue = self._queue
-        if queue.fresh or queue.settings.limited:
+        if queue.awake or queue.fresh or queue.settings.limited:
             queue.partition.look_again()
             queue.pump()
         if self._timing is not None:

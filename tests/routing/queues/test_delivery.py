@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -161,6 +162,34 @@ async def test_prefetch_of_a_session_is_shared_by_its_consumers_and_queues() -> 
         assert len(consumer.take()) == 1
         consumer.session.settle_up_to(0, Outcome.ACK)
         assert len(consumer.take()) == 2
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+async def test_a_prefetch_of_a_session_starves_no_queue(limit: int) -> None:
+    async with engine(MemoryFiles()) as broker:
+        publisher, consumer = await two_clients(broker, True)
+        for queue in ("r", "s"):
+            await broker.queue(queue)
+        consumer.session.set_prefetch(limit, per_session=True)
+        for queue in ("q", "r", "s"):
+            await consumer.consume(queue, tag=queue)
+            publisher.publish(queue, *range(60))
+        seen: Counter[str] = Counter()
+        for _ in range(30):
+            (*_, last) = deliveries = consumer.take()
+            seen.update(delivery.tag for delivery in deliveries)
+            consumer.session.settle_up_to(last.id, Outcome.ACK)
+        assert min(seen[queue] for queue in ("q", "r", "s")) >= 10 * limit - 1
+
+
+async def test_what_a_consumer_waits_for_is_not_got_by_somebody_else() -> None:
+    async with engine(MemoryFiles()) as broker:
+        publisher, consumer = await two_clients(broker, True)
+        await consumer.consume("q")
+        broker.turn()
+        publisher.publish("q", "for the consumer")  # and in the same turn somebody asks
+        assert await publisher.session.get("q", no_ack=True) is None
+        assert consumer.take_bodies() == ["for the consumer"]
 
 
 async def test_a_larger_session_prefetch_takes_effect_at_once() -> None:
