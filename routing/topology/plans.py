@@ -49,13 +49,18 @@ def _say_one(value: object) -> str:
     return "none" if value is _ABSENT else f"the value {_say(value)} of type '{type_name(value)}'"
 
 
+def _same(one: object, other: object) -> bool:
+    """Whether these are equal and of one kind: 1, 1.0 and true are not the same."""
+    return one == other and all(isinstance(one, kind) == isinstance(other, kind) for kind in (bool, float))
+
+
 def _require_equal(
     what: str, vhost: str, asked: Mapping[str, Any], have: Mapping[str, Any], names: Iterable[str]
 ) -> None:
     """Raises PreconditionFailed for the first of the named arguments that differs."""
     for argument in names:
         one, other = asked.get(argument, _ABSENT), have.get(argument, _ABSENT)
-        if one != other and not (argument == "x-queue-type" and _classic(one) and _classic(other)):
+        if not _same(one, other) and not (argument == "x-queue-type" and _classic(one) and _classic(other)):
             say = _say_one if one is _ABSENT or other is _ABSENT else _say
             raise PreconditionFailed(
                 f"inequivalent arg '{argument}' for {what} in vhost '{vhost}': received {say(one)} but current is "

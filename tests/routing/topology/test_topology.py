@@ -35,6 +35,7 @@ async def prepare(broker: Broker) -> None:
     await broker.declare_exchange("logs", "topic", durable=True, arguments={"alternate-exchange": "a"})
     await broker.declare_exchange("inner", "fanout", internal=True)
     await broker.declare_queue("work", durable=True, arguments={"x-queue-mode": "lazy"}, owner=STRANGER)
+    await broker.declare_queue("brief", durable=True, arguments={"x-message-ttl": 60_000})
     await broker.declare_queue("mine", exclusive=True, owner=OWNER)
     await broker.bind("queue", "work", "logs", "k")
 
@@ -163,6 +164,11 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
         "inequivalent arg 'x-queue-mode' for queue 'work' in vhost '/': received none but current is the value "
         "'lazy' of type 'longstr'",
     ),
+    (
+        lambda b: b.declare_queue("brief", durable=True, arguments={"x-message-ttl": 60_000.0}),
+        PreconditionFailed,
+        "inequivalent arg 'x-message-ttl' for queue 'brief' in vhost '/': received '60000.0' but current is '60000'",
+    ),
     (lambda b: b.declare_queue("mine", exclusive=True, owner=STRANGER), ResourceLocked, LOCKED),
     (lambda b: b.declare_queue("mine", owner=STRANGER), ResourceLocked, LOCKED),
     (lambda b: b.declare_queue("mine", owner=OWNER), ResourceLocked, LOCKED),
@@ -274,7 +280,7 @@ async def test_exclusive_queues_end_with_their_connection() -> None:
         client.session.close()
         broker.release(OWNER)
         broker.release(OWNER)
-        assert sorted(broker.topology.queues) == ["work"]
+        assert sorted(broker.topology.queues) == ["brief", "work"]
         assert not broker.topology.exchanges["amq.fanout"].bindings
         with pytest.raises(NotFound):
             await broker.check_queue("mine", OWNER)
