@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from gateway.errors import first_error
+
 if TYPE_CHECKING:
     from ssl import SSLContext
 
@@ -85,8 +87,8 @@ def asked_password(given: str | None) -> str:
 
 
 def with_terms(command: Command) -> Command:
-    """Add the options to connect and log in, pass them as `Terms`, and make what the broker answers a line and exit
-    code 1.
+    """Add the options to connect and log in, pass them as `Terms`, and make what the broker answers, or the output
+    refuses, a line and exit code 1.
     """
 
     @connection_options(click.Path(exists=True, dir_okay=False))
@@ -116,8 +118,13 @@ def with_terms(command: Command) -> Command:
             raise click.BadParameter(str(error), param_hint="--server") from None
         try:
             command(Terms(server, credentials, context), **arguments)
-        except MillraceError as error:
-            click.echo(f"millrace: {error}", err=True)
+        except BaseException as caught:
+            first = first_error(caught)
+            if isinstance(first, UnicodeEncodeError):
+                raise click.UsageError(f"{first.object!r} is not UTF-8") from None
+            if not isinstance(first, (MillraceError, OSError)) or isinstance(first, BrokenPipeError):
+                raise first from None  # one that asks to end, also where it came while another one was heeded
+            click.echo(f"millrace: {first}", err=True)
             sys.exit(1)
 
     return wrapped

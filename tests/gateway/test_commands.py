@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -413,6 +416,20 @@ def test_arguments_that_are_no_json(millrace: Commands) -> None:
     done = millrace.run("queues", "add", "x", "--arguments", "[1]")
     assert done.exit_code == 2
     assert "'[1]' is no JSON object" in done.stderr
+
+
+def test_arguments_that_are_no_text(millrace: Commands) -> None:
+    for arguments in (("queues", "add", "bad\udcff"), ("messages", "publish", "\udcff", "--key", "nobody")):
+        done = millrace.run(*arguments)
+        assert done.exit_code == 2, done.exception
+        assert "\\udcff' is not UTF-8" in done.stderr
+
+
+def test_output_that_cannot_be_written_is_one_line(millrace: Commands) -> None:
+    command = [sys.executable, "-m", "gateway", "vhosts", "list", "--server", millrace.server]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (1, "millrace: [Errno 28] No space left on device\n")
 
 
 def test_policies(broker: BrokerProcess, millrace: Commands) -> None:
