@@ -97,8 +97,8 @@ async def list_exchanges(broker: Broker, user: str, vhost: str | None = None, st
     columns = ("vhost", "name", "type", "durable", "auto_delete", "internal", "bindings", "arguments")
     rows = (
         (
-            found.name, one.name, one.kind, one.durable, one.auto_delete, one.internal, len(one.bindings),
-            one.arguments,
+            found.name, one.name, one.kind, one.durable and not one.transient, one.auto_delete, one.internal,
+            len(one.bindings), one.arguments,
         )
         for found in vhosts_of(broker, vhost)
         for one in found.exchanges.values()

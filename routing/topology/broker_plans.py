@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def declare_exchange(topology: Topology, vhost: VirtualHost, name: str, kind: str, **declared: Any) -> Plan:
     """`plans.declare_exchange`, and the limit. Raises LimitExceeded."""
-    plan = plans.declare_exchange(vhost, name, kind, **declared)
+    plan = plans.declare_exchange(vhost, name, kind, **declared, shared=topology.catalog.shared)
     if plan.entries:
         there = sum(len(vhost.exchanges) - len(DEFAULT_EXCHANGES) for vhost in topology.vhosts.values())
         _require_room("exchanges", there, topology.config.exchanges_max)

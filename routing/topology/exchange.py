@@ -26,7 +26,7 @@ class Exchange:
 
     __slots__ = (
         "alternate", "arguments", "auto_delete", "bindings", "delayed", "durable", "internal", "kind", "matcher",
-        "name", "once_in_ms",
+        "name", "once_in_ms", "transient",
     )  # fmt: skip
 
     def __init__(
@@ -35,15 +35,18 @@ class Exchange:
         kind: str,
         *,
         durable: bool = True,
+        transient: bool = False,
         auto_delete: bool = False,
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
         bindings_to: BindingsTo | None = None,
     ) -> None:
-        """`bindings_to` has the bindings of all exchanges of its virtual host."""
+        """`bindings_to` has the bindings of all exchanges of its virtual host. See `transient` below."""
         self.name = name
         self.kind = kind
         self.durable = durable
+        self.transient = transient
+        """Declared as one that need not be durable, but it is: all brokers of a cluster have to know it."""
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments = dict(arguments or {})

@@ -233,6 +233,10 @@ class Others:
         if not wanted:
             self._by_exchange.pop(interest.exchange, None)
 
+    def want(self, exchange: str) -> bool:
+        """Whether anything is wanted of an exchange."""
+        return exchange in self._by_exchange
+
     def exchange_made(self, exchange: Exchange) -> None:
         """There is an exchange of which something was wanted before."""
         for binding in self._by_exchange.get(exchange.name, ()):

@@ -100,8 +100,11 @@ def declare_exchange(
     auto_delete: bool,
     internal: bool,
     arguments: Mapping[str, Any],
+    shared: bool,
 ) -> Plan:
-    """Make an exchange; nothing to do if there is one that is the same."""
+    """Make an exchange; nothing to do if there is one that is the same. One that is `shared` with other brokers is
+    written whether it is durable or not.
+    """
     if name == "":
         raise AccessRefused(_ON_THE_DEFAULT_EXCHANGE)
     check_exchange(name, vhost.name, kind, arguments)
@@ -111,7 +114,7 @@ def declare_exchange(
         asked = {"type": kind, "durable": durable, "auto_delete": auto_delete, "internal": internal}
         have = {
             "type": found.kind,
-            "durable": found.durable,
+            "durable": found.durable and not found.transient,
             "auto_delete": found.auto_delete,
             "internal": found.internal,
         }
@@ -122,7 +125,9 @@ def declare_exchange(
     if name.startswith("amq."):
         raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
     value = {"kind": kind, "auto_delete": auto_delete, "internal": internal, "arguments": dict(arguments)}
-    return Plan([Entry(exchange_key(vhost.name, name), value, durable)], guards)
+    if shared and not durable:
+        value["transient"] = True
+    return Plan([Entry(exchange_key(vhost.name, name), value, durable or shared)], guards)
 
 
 def delete_exchange(vhost: VirtualHost, name: str, *, if_unused: bool) -> Plan:
@@ -134,7 +139,7 @@ def delete_exchange(vhost: VirtualHost, name: str, *, if_unused: bool) -> Plan:
     found = vhost.exchanges.get(name)
     if found is None:
         return Plan(guards=[exchange_key(vhost.name, name)])
-    if if_unused and found.bindings:
+    if if_unused and vhost.is_used(found):
         raise PreconditionFailed(f"exchange '{name}' in vhost '{vhost.name}' in use")
     return Removal(vhost).exchange(found).plan()
 

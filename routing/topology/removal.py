@@ -94,7 +94,7 @@ class Removal:
         self._add(Entry(key, None, self._vhost.is_durable(binding), binding))
         source = self._vhost.exchanges[binding.exchange]
         left = self._left[source] = self._left.get(source, len(source.bindings)) - 1
-        if left or not source.auto_delete:
+        if left or not source.auto_delete or self._vhost.is_wanted(source):
             return
         if self._cascade or not source.durable:
             self._doomed.append(source)

@@ -398,6 +398,6 @@ class Topology:
 
     @staticmethod
     def _plan_orphan(vhost: VirtualHost, exchange: Exchange) -> Plan:
-        if vhost.exchanges.get(exchange.name) is not exchange or exchange.bindings:
+        if vhost.exchanges.get(exchange.name) is not exchange or vhost.is_used(exchange):
             return Plan()
         return Removal(vhost).exchange(exchange).plan()

@@ -137,6 +137,14 @@ class VirtualHost:
             return exchange is not None and exchange.durable
         return name in self.topics
 
+    def is_used(self, exchange: Exchange) -> bool:
+        """Whether anything is bound to it, at whichever broker."""
+        return bool(exchange.bindings) or self.is_wanted(exchange)
+
+    def is_wanted(self, exchange: Exchange) -> bool:
+        """Whether something is bound to it that is at another broker alone."""
+        return self.others is not None and self.others.want(exchange.name)
+
     def room(self, limit: str, there: int) -> int | None:
         """The limit if it is reached."""
         most = self.limits.get(limit, -1)
@@ -150,6 +158,7 @@ class VirtualHost:
             name,
             value["kind"],
             durable=durable,
+            transient=value.get("transient", False),
             auto_delete=value["auto_delete"],
             internal=value["internal"],
             arguments=value["arguments"],

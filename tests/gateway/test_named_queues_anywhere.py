@@ -113,6 +113,55 @@ async def test_bound_and_deleted_from_elsewhere() -> None:
         assert "n" not in town.nodes[1].broker.topology.queues
 
 
+def soon(true: Callable[[], bool]) -> None:
+    """Wait for it, as a blocking client does."""
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+
+
+def gone(channel: Any, exchange: str) -> bool:
+    try:
+        channel.connection.channel().exchange_declare(exchange, passive=True)
+    except ChannelClosedByBroker as error:
+        return bool(error.reply_code == 404)
+    return False
+
+
+async def test_a_transient_exchange_is_that_of_all_brokers_until_nothing_is_bound_to_it() -> None:
+    async with town_of(1, 2, 3) as town:
+
+        def declare_and_use(channel: Any) -> None:
+            channel.exchange_declare("events", "fanout", auto_delete=True)
+            with connection(town.nodes[2]) as here, connection(town.nodes[3]) as there:
+                subscribed = []
+                for one in (here, there):
+                    consumer = one.channel()
+                    consumer.exchange_declare("events", "fanout", auto_delete=True)
+                    name = consumer.queue_declare("", exclusive=True).method.queue
+                    consumer.queue_bind(name, "events")
+                    subscribed.append((consumer, name))
+                channel.basic_publish("events", "", b"to all")
+                for consumer, name in subscribed:
+                    soon(lambda consumer=consumer, name=name: consumer.basic_get(name)[2] == b"to all")  # type: ignore[misc]
+                refused(
+                    other := channel.connection.channel(), 406, "received 'true' but current is 'false'",
+                    lambda: other.exchange_declare("events", "fanout", durable=True, auto_delete=True),
+                )  # fmt: skip
+                here.close()
+                soon(lambda: not town.nodes[2].broker.topology.queues)
+                other = channel.connection.channel()
+                refused(other, 406, "in use", lambda: other.exchange_delete("events", if_unused=True))
+                assert not gone(channel, "events"), "a queue of the third broker is bound to it"
+                consumer, name = subscribed[1]
+                consumer.queue_unbind(name, "events")
+                soon(lambda: gone(channel, "events"))
+
+        await client(town.nodes[1], declare_and_use)
+        for node in town.nodes.values():
+            await until(lambda node=node: "events" not in node.broker.topology.vhosts["/"].exchanges)  # type: ignore[misc]
+
+
 async def test_a_consumer_elsewhere_is_told_that_the_queue_is_gone() -> None:
     async with town_of(1, 2) as town:
         await client(town.nodes[1], lambda channel: declare(channel, auto_delete=True))
