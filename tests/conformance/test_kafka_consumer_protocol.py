@@ -256,12 +256,13 @@ def test_members_of_both_kinds_read_on_after_the_death_of_their_coordinator(tmp_
             "group.protocol": "classic", "partition.assignment.strategy": "range", "session.timeout.ms": 20_000,
             "heartbeat.interval.ms": 200,
         }  # fmt: skip
-        kinds: dict[str, list[Member]] = {"served": [], "classic": []}
+        kinds: dict[str, list[Member]] = {"served": [], "classic": [], "both": []}
         try:
             for number in range(2):
                 kinds["served"].append(Member(servers, "served", ["moved"]))
                 options = {**static, "group.instance.id": f"i{number}"}
                 kinds["classic"].append(Member(servers, "classic", ["moved"], **options))
+                kinds["both"].append(Member(servers, "both", ["moved"], **(options if number else {})))
             sent = produce(servers, "moved", 100)
             for members in kinds.values():
                 until(lambda members=members: shared(members), seconds=60)
