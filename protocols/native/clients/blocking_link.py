@@ -80,7 +80,8 @@ class BlockingLink:
         tell_when_forked(self)
 
     def forked(self) -> None:
-        """See `forks.py`. The parent's connection stays as it is."""
+        """See `forks.py`. The parent's connection stays as it is, and so do its requests, of whichever thread."""
+        self._busy = self._connecting = False
         self.close()
 
     def close(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 
-from millrace import BlockingGroupConsumer, BlockingProducer, BlockingTransactionalProducer
+from millrace import BlockingConsumer, BlockingGroupConsumer, BlockingProducer, BlockingTransactionalProducer
 
 server = sys.argv[1]
 
@@ -49,3 +51,22 @@ with BlockingGroupConsumer(server, "g", auto_offset_reset="earliest") as consume
     in_child(lambda: consumer.poll(0))
     in_child(lambda: consumer.assignment)
     print(found > 0, consumer.assignment)
+
+
+def wait() -> None:
+    while True:
+        with suppress(RuntimeError):  # the other thread asks
+            reader.fetch(timeout_ms=1000)
+            return
+
+
+with BlockingConsumer(server) as reader:
+    reader.assign("t")
+    reader.fetch(timeout_ms=0)
+    thread = Thread(target=wait)
+    thread.start()
+    with suppress(RuntimeError):  # once the thread is in the middle of its request
+        while True:
+            reader.fetch(timeout_ms=0)
+    in_child(lambda: reader.fetch(timeout_ms=0))
+    thread.join()

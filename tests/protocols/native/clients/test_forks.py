@@ -11,7 +11,7 @@ from tests.protocols.native.broker import native_broker
 from tests.support.broker_process import CHECKOUT
 
 TIMEOUT_S = 20
-SAID = ["sent", "sent", "{'t': [0]}", "False", "RuntimeError", "RuntimeError", "True [('t', 0)]"]
+SAID = ["sent", "sent", "{'t': [0]}", "False", "RuntimeError", "RuntimeError", "True [('t', 0)]", "[]"]
 VALUES = [
     b"parent 0", b"child 1 a", b"child 1 b", b"child 2 a", b"child 2 b", b"still to be sent", b"parent 1",
     b"of a transaction",
