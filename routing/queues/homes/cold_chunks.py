@@ -21,9 +21,11 @@ from core_log.record_batch import parse_header
 from core_log.threads import in_thread
 from core_log.whole_batches import readable_behind
 from routing.config import BrokerConfig
+from routing.queues.fact_columns import FactColumns
 from routing.queues.gathering import skip_unreadable
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_records import SlabReader
+from routing.queues.homes.read_slabs import with_lives
 from routing.queues.slab_cache import CachedSlab
 
 if TYPE_CHECKING:
@@ -65,8 +67,10 @@ class ColdChunks:
         config: BrokerConfig,
         reads: ColdReads,
         cached: Callable[[int], object],
+        facts: FactColumns,
     ) -> None:
         self._log = log
+        self._facts = facts
         self._config = config
         self._reads = reads
         self._cached = cached
@@ -175,4 +179,4 @@ class ColdChunks:
             end = max(end, header.next_offset)
             if not header.is_control:
                 entries += self._reader.read(batch)
-        return ColdChunk(offset, end, entries)
+        return ColdChunk(offset, end, [with_lives(entry, self._facts) for entry in entries])

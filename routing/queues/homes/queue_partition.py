@@ -121,7 +121,7 @@ class QueuePartition:
         self.facts = FactColumns()
         """Of messages that ask for something, and of all in queues that give them a time to live."""
         self.live = LiveCounts(self._cache, self.moves, self.facts, log.segments)
-        stored = StoredMessages(log, config, self._cache, self.moves, reads)
+        stored = StoredMessages(log, config, self._cache, self.moves, reads, self.facts)
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered, self.load_ahead = stored.load_now, stored.load_scattered, stored.load_ahead
         self.read_scattered, self.awaits = stored.read_scattered, stored.awaits

@@ -24,8 +24,10 @@ from core_log.partition_log import PartitionLog
 from core_log.record_decoder import RecordRun
 from core_log.record_reader import KnownPlaces, read_cached_records, read_records
 from routing.message import Slab
+from routing.queues.fact_columns import FactColumns
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_records import SlabReader
+from routing.queues.homes.read_slabs import with_lives
 from routing.queues.slab_cache import CachedSlab
 
 if TYPE_CHECKING:
@@ -51,8 +53,9 @@ _COLD_MAX = 4096
 class Scattered:
     """See the module."""
 
-    def __init__(self, log: PartitionLog, reads: ColdReads) -> None:
+    def __init__(self, log: PartitionLog, reads: ColdReads, facts: FactColumns) -> None:
         self._log = log
+        self._facts = facts
         self._reads = reads
         self._kept: OrderedDict[int, CachedSlab] = OrderedDict()
         self._kept_bytes = 0
@@ -136,7 +139,7 @@ class Scattered:
         except (OSError, CorruptBatch, OffsetOutOfRange):
             return False  # the thread says what is wrong
         for run in runs:
-            self._hold(self._reader.one(run))
+            self._hold(with_lives(self._reader.one(run), self._facts))
         return len(runs) == len(rising) or sum(len(run.values[0] or b"") for run in runs) >= _AT_ONCE_BYTES
 
     async def _load(self, wanted: tuple[list[int], Queue]) -> None:
@@ -161,7 +164,7 @@ class Scattered:
                 logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
             runs = []
         for run in runs:
-            self._hold(self._reader.one(run))
+            self._hold(with_lives(self._reader.one(run), self._facts))
         return runs
 
     def keep(self, entry: CachedSlab, offsets: Sequence[int]) -> None:
@@ -169,9 +172,9 @@ class Scattered:
         slab, first = entry.slab, entry.first
         for offset in offsets:
             place = offset - first
-            body, raws = slab.bodies[place], slab.raws
-            raw = None if raws is None else [raws[place]]
-            one = Slab(slab.exchange, slab.key_of(place), slab.properties, [body], len(body), raws=raw)
+            body, raws, facts = slab.bodies[place], slab.raws, slab.facts
+            raw, fact = None if raws is None else [raws[place]], None if facts is None else [facts[place]]
+            one = Slab(slab.exchange, slab.key_of(place), slab.properties, [body], len(body), raws=raw, facts=fact)
             self._hold(CachedSlab(offset, one, 0))
 
     def _hold(self, entry: CachedSlab) -> None:

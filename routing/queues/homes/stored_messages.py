@@ -1,7 +1,8 @@
 """Where a home partition finds a message again: in memory, or in its log.
 
 Queues name messages by the offset they had first of all; here is looked up where they lie now (`moves.py`). What is
-read from the log does not know any more what its messages asked for: who has to know asks the partition's `facts`.
+read from the log does not know what its messages asked for, but for times to live (`read_slabs.py`), and of what was
+moved not even these: who has to know asks the partition's `facts`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
+from routing.queues.fact_columns import FactColumns
 from routing.queues.homes.cold_chunks import ColdChunks
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.moves import Moves
@@ -35,12 +37,13 @@ class StoredMessages:
         cache: SlabCache,
         moves: Moves,
         reads: ColdReads,
+        facts: FactColumns,
     ) -> None:
         self._cache = cache
         self._moves = moves
         self._reads = reads
-        self._cold = ColdChunks(log, config, reads, cache.find)
-        self._scattered = Scattered(log, reads)
+        self._cold = ColdChunks(log, config, reads, cache.find, facts)
+        self._scattered = Scattered(log, reads, facts)
 
     def find(self, offset: int) -> CachedSlab | None:
         """The slab that holds `offset`, if it is in memory."""
