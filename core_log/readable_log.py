@@ -19,6 +19,11 @@ from core_log.segment import Segment
 from core_log.tail_cache import TailCache
 
 _base_offset = attrgetter("base_offset")
+_GIVEN_MAX = 64
+"""So many pieces of files are remembered, the last ones."""
+_UNCHECKED_MAX = 2
+"""So often a piece of a file goes out from one offset before it is checked."""
+_CHECKED = -(1 << 62)
 
 
 class ReadableLog:
@@ -40,6 +45,8 @@ class ReadableLog:
     may_hand_over: Callable[[], bool] | None = None
     """Whether this broker leads it and somebody else could."""
     _tail: TailCache
+    _given: dict[int, int] | None = None
+    """How often pieces of files went out unchecked, by where they begin; below zero: what is there was checked."""
 
     @property
     def is_whole_elsewhere(self) -> bool:
@@ -95,28 +102,48 @@ class ReadableLog:
 
     def read_range(self, offset: int, max_bytes: int, *, before: int | None = None) -> FileRange | None:
         """About what `read` gives, as a piece of a file that is in the page cache; None: `read` it, or
-        `read_range_cold`. For an offset that `read` has not found in memory.
+        `read_range_cold`. For an offset that `read` has not found in memory. Who asks for the same again and again may
+        be who finds a wrong CRC in it: that is read, and checked.
         """
+        if self._is_asked_again(offset):
+            return None
         limit = self.high_watermark if before is None else min(before, self.high_watermark)
         try:
-            return find_range(self, offset, max_bytes, limit)
+            return self._noted(offset, find_range(self, offset, max_bytes, limit))
         except OSError:
             return None  # whoever reads it is told
+
+    def _is_asked_again(self, offset: int) -> bool:
+        return self._given is not None and self._given.get(offset, 0) >= _UNCHECKED_MAX
+
+    def _noted(self, offset: int, found: FileRange | None, times: int = 1) -> FileRange | None:
+        if found is not None or times < 0:
+            given = self._given = self._given or {}
+            given[offset] = given.pop(offset, 0) + times
+            if len(given) > _GIVEN_MAX:
+                given.pop(next(iter(given)), None)
+        return found
 
     async def read_range_cold(
         self, offset: int, max_bytes: int, *, before: int | None = None
     ) -> FileRange | list[BytesLike]:
         """`read_cold`, or a piece of a file, worked out in a thread."""
+        asked_again = self._is_asked_again(offset)
 
         def find() -> FileRange | list[BytesLike]:
             limit = self.high_watermark if before is None else min(before, self.high_watermark)
             try:
-                found = find_range(self, offset, max_bytes, limit, may_block=True)
+                found = None if asked_again else find_range(self, offset, max_bytes, limit, may_block=True)
             except OSError:
                 found = None
             return self.read_blocking(offset, max_bytes, before=before) if found is None else found
 
-        return await cold_reader.in_thread(find)
+        found = await cold_reader.in_thread(find)
+        if isinstance(found, FileRange):
+            self._noted(offset, found)
+        elif asked_again:
+            self._noted(offset, None, _CHECKED)
+        return found
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after a time; None when there is none.

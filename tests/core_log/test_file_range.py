@@ -9,6 +9,7 @@ import pytest
 
 from core_log import closed_indexes
 from core_log.batch_header import parse_header
+from core_log.errors import CorruptBatch
 from core_log.file_range import RANGE_BYTES_MIN, FileRange, find_range
 from core_log.files import Files, OsFiles
 from core_log.log_config import LogConfig
@@ -148,4 +149,40 @@ def test_what_is_small_or_no_file_of_the_system_is_read(tmp_path: Path) -> None:
     log = filled(MemoryFiles(), 3)
     assert found_in(log, 0, 10 << 20) is None
     assert log.read_range(0, 10 << 20) is None
+    log.close()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_what_is_asked_for_again_and_again_is_checked(tmp_path: Path, damaged: bool) -> None:
+    log = filled(OsFiles(tmp_path), 3)
+    if damaged:
+        path = tmp_path / log.segments[0].log_path
+        content = bytearray(path.read_bytes())
+        content[parse_header(content).size - 1] ^= 1
+        path.write_bytes(content)
+    for _ in range(2):
+        assert isinstance(await log.read_range_cold(0, 200 * KIB), FileRange)
+    assert log.read_range(0, 200 * KIB) is None
+    if damaged:
+        for _ in range(3):
+            with pytest.raises(CorruptBatch, match="wrong CRC"):
+                await log.read_range_cold(0, 200 * KIB)
+        assert log.unreadable
+        assert isinstance(await log.read_range_cold(1, 200 * KIB), FileRange)
+    else:
+        assert isinstance(await log.read_range_cold(0, 200 * KIB), list)
+        for _ in range(5):
+            assert isinstance(await log.read_range_cold(0, 200 * KIB), FileRange)
+    log.close()
+
+
+def test_little_is_remembered_of_what_was_given(tmp_path: Path) -> None:
+    log = filled(OsFiles(tmp_path), 3)
+    for times in range(3):
+        for offset in range(log.log_end_offset):
+            found = find_range(log, offset, 200 * KIB, log.high_watermark, may_block=True)
+            log._noted(offset, found)
+            assert found is None or not log._is_asked_again(offset), times
+    assert log._given is not None
+    assert len(log._given) == 64
     log.close()
