@@ -298,12 +298,15 @@ def _find_in_segment(
     log: ReadableLog, file: File, segment: Segment, position: int, timestamp_ms: int, limit: int
 ) -> tuple[int, int] | None:
     start = log.log_start_offset
-    places = scan(file, segment.log_path, position, segment.written_bytes, piece_bytes=READ_BYTES_MIN)
+    end = segment.written_bytes
+    places = scan(file, segment.log_path, position, end, check_crc=False, piece_bytes=READ_BYTES_MIN)
     for place in noticed(log, places):
         if place.next_offset > limit:
             break
         if place.max_timestamp_ms < timestamp_ms or place.next_offset <= start:
             continue
+        with noticing(log):
+            (_,) = scan(file, segment.log_path, place.position, place.position + place.size)
         columns = decode_columns(file.pread(place.size, place.position))
         for offset, found_ms in zip(columns.offsets, columns.timestamps_ms):
             if found_ms >= timestamp_ms and offset >= start:

@@ -102,3 +102,18 @@ def test_files_in_each_others_place_are_damaged(other: int) -> None:
         with pytest.raises(CorruptBatch):
             log.read_blocking(offset, 1)
     assert log.unreadable
+
+
+def test_what_is_damaged_before_a_time_keeps_nobody_from_finding_it() -> None:
+    log = open_log(MemoryFiles(), LogConfig(tail_cache_bytes=1))
+    for number in range(10):
+        builder = BatchBuilder(0, 0, TIME_MS)
+        builder.add(0, None, bytes(50), timestamp_ms=TIME_MS + number)
+        log.append(builder.build())
+    flush(log)
+    flip(log, 5)
+    assert log.offset_for_timestamp(TIME_MS + 6) == (6, TIME_MS + 6)
+    assert not log.unreadable
+    with pytest.raises(CorruptBatch, match="wrong CRC"):
+        log.offset_for_timestamp(TIME_MS + 5)
+    assert log.unreadable
