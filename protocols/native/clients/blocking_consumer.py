@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from ssl import SSLContext
 from typing import Literal
@@ -18,7 +17,7 @@ from protocols.native.clients.blocking_user import ClientUser
 from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
-from protocols.native.errors import ConnectionLost, LogTruncated, OffsetOutOfRange, error_from_wire
+from protocols.native.errors import ConnectionLost, LogTruncated, MillraceError, OffsetOutOfRange, error_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,9 @@ class BlockingConsumer(ClientUser):
         self._last: dict[tuple[str, int], LastBatch] = {}
         self._positions: dict[tuple[str, int], int] = {}
         self._fetch_offsets: dict[tuple[str, int], int] = {}
-        self._records: deque[ConsumerRecord] = deque()
+        self._records: list[ConsumerRecord] = []
+        self._taken = 0
+        """How many of them were handed out."""
 
     def assign(self, topics: str | Iterable[str | tuple[str, int]]) -> None:
         """Read these topics or (topic, partition)s, from where the group committed or as `auto_offset_reset` says."""
@@ -73,7 +74,7 @@ class BlockingConsumer(ClientUser):
         self._positions = {key: committed[key] if key in committed else self._start(key) for key in partitions}
         self._fetch_offsets = dict(self._positions)
         self._last.clear()
-        self._records.clear()
+        self._records, self._taken = [], 0
 
     def _committed(self, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return self.client.committed_offsets(self._group, partitions) if self._group is not None else {}
@@ -129,15 +130,19 @@ class BlockingConsumer(ClientUser):
     def _move(self, key: tuple[str, int], offset: int) -> None:
         self._positions[key] = self._fetch_offsets[key] = offset
         self._last.pop(key, None)
-        self._records = deque(record for record in self._records if (record.topic, record.partition) != key)
+        left = [one for one in self._records[self._taken :] if (one.topic, one.partition) != key]
+        self._records, self._taken = left, 0
 
     def fetch(self, max_records: int = 500, *, timeout_ms: int = 500) -> list[ConsumerRecord]:
         """Up to `max_records` records; none when there are none within `timeout_ms`."""
-        if not self._records and self._positions:
+        if self._taken == len(self._records) and self._positions:
+            self._records, self._taken = [], 0
             self._fill(timeout_ms)
-        taken = [self._records.popleft() for _ in range(min(max_records, len(self._records)))]
-        for record in taken:
-            self._positions[record.topic, record.partition] = record.offset + 1
+        taken = self._records[self._taken : self._taken + max(max_records, 0)]
+        places = {(record.topic, record.partition): record.offset + 1 for record in taken}
+        end = self._taken + len(taken)
+        self._positions |= places
+        self._taken = end  # last, and with nothing behind it: what is taken is handed out
         return taken
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -168,22 +173,33 @@ class BlockingConsumer(ClientUser):
         except ConnectionLost:
             time.sleep(min(_RETRY_BACKOFF_S, timeout_ms / 1000))
             return
+        failure: MillraceError | None = None
+        found: list[ConsumerRecord] = []
+        offsets: dict[tuple[str, int], int] = {}
+        last: dict[tuple[str, int], LastBatch] = {}
         for key, fetched in zip(keys, results):
             if fetched.error is not None:
                 error = error_from_wire(fetched.error)
                 if error.retriable:
                     continue  # the next fetch may find another leader
                 if not isinstance(error, OffsetOutOfRange) or self._reset == "error":
-                    raise error
+                    failure = error
+                    break
                 self._move(key, self._start(key))
                 continue
             batches = split_batches(fetched.records)
             for batch in batches:
-                records = batch_records(*key, batch, self._fetch_offsets[key])
-                self._records += records if self._on_records is None or not records else self._on_records(records)
-                self._fetch_offsets[key] = offset_after(batch)
+                records = batch_records(*key, batch, offsets.get(key, self._fetch_offsets[key]))
+                found += records if self._on_records is None or not records else self._on_records(records)
+                offsets[key] = offset_after(batch)
             if batches:
-                self._last[key] = last_of(batches)
+                last[key] = last_of(batches)
+        # All at once, so that whoever is interrupted finds all of it or nothing.
+        self._records, self._taken, self._fetch_offsets, self._last = (
+            found, 0, self._fetch_offsets | offsets, self._last | last,
+        )  # fmt: skip
+        if failure is not None:
+            raise failure
 
     def _validated(self) -> list[tuple[str, int]]:
         """The partitions that may be read on; see `Consumer`. Raises LogTruncated, with reset "error"."""

@@ -150,9 +150,10 @@ class BlockingGroupConsumer:
 
     def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         self._require_ours()
-        scope, ended = trio.CancelScope(), threading.Event()
+        scope, begun, ended = trio.CancelScope(), threading.Event(), threading.Event()
 
         async def run() -> T:
+            begun.set()
             try:
                 with scope:
                     return await function(*arguments)
@@ -166,16 +167,17 @@ class BlockingGroupConsumer:
             raise self._failure or ConnectionLost("the consumer was closed") from None
         except BaseException:
             if not ended.is_set():  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
-                self._interrupt(scope, ended)
+                self._interrupt(scope, begun, ended)
             raise
 
-    def _interrupt(self, scope: trio.CancelScope, ended: threading.Event) -> None:
-        """Rule 3."""
+    def _interrupt(self, scope: trio.CancelScope, begun: threading.Event, ended: threading.Event) -> None:
+        """Rule 3. A call that was not even asked of the thread does not end there."""
         try:
             trio.from_thread.run_sync(scope.cancel, trio_token=self._token)
+            trio.from_thread.run(trio.lowlevel.checkpoint, trio_token=self._token)  # by then it has begun, if ever
         except (trio.RunFinishedError, trio.Cancelled):
             return
-        while self._thread.is_alive() and not ended.wait(_LOOK_S):
+        while begun.is_set() and self._thread.is_alive() and not ended.wait(_LOOK_S):
             pass
 
     def _call_sync(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -188,9 +190,9 @@ class BlockingGroupConsumer:
     def _give_back(self) -> None:
         """What was not handed out yet comes again."""
         offsets = self._not_handed_out()
-        self._records, self._next = [], 0
         if offsets:
             self._call_sync(self._go_back, offsets)
+        self._records, self._next = [], 0  # not before: who is interrupted up to here goes back again
 
     def _go_back(self, offsets: Mapping[Partition, int]) -> None:
         read = set(self._consumer.assignment)

@@ -4,8 +4,7 @@ A broker that stands still is told from one that takes its time by what others k
 asked every `_LOOK_S`, where there are any, and a broker that they do not know any more is waited for no longer. Who was
 asked is asked again by the same connection.
 
-A link belongs to one thread. Who asks while another thread does, or in a signal's handler meanwhile, is refused, and
-disturbs nobody.
+A link belongs to one thread. Who asks while another thread does is refused, and disturbs nobody.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from ssl import SSLContext
+from threading import get_ident
 from typing import TypeVar
 
 import msgspec
@@ -74,7 +74,8 @@ class BlockingLink:
         self._tls = terms.tls
         self._socket: socket.socket | None = None
         self._correlation_id = 0
-        self._busy = self._connecting = False
+        self._busy = self._connecting = 0
+        """Which thread is in the middle of a request, or makes the connection; 0: none."""
         self._asked: dict[Address, BlockingLink] = {}
         """Other brokers, for who waits for one of `addresses`."""
         tell_when_forked(self)
@@ -103,9 +104,10 @@ class BlockingLink:
         return self._exchange(request, kind, wait_s)
 
     def _exchange(self, request: Request, kind: type[ReplyType], wait_s: float) -> ReplyType:
-        if self._busy:
+        here = get_ident()
+        if self._busy not in (0, here):
             raise RuntimeError(_NOT_ALONE)
-        self._busy = True
+        self._busy = here
         try:
             connection = self.connected()
             self.send(connection, request)
@@ -116,19 +118,23 @@ class BlockingLink:
             self.close()  # half a request, or a reply that nobody waits for, would be left in it
             raise
         finally:
-            self._busy = False
+            self._busy = 0
 
     def connected(self) -> socket.socket:
         """The connection, made if there is none. Raises ConnectionLost, and what the broker answers hello with."""
-        if self._connecting:
+        here = get_ident()
+        if self._connecting not in (0, here):
             raise RuntimeError(_NOT_ALONE)
         if self._socket is not None:
             return self._socket
-        self._connecting = True
+        self._connecting = here
         try:
             return self._meet_someone()
+        except BaseException:
+            self.close()  # where a signal came the answer to hello may still be on its way
+            raise
         finally:
-            self._connecting = False
+            self._connecting = 0
 
     def _meet_someone(self) -> socket.socket:
         until = time.monotonic() + self._timeout_s

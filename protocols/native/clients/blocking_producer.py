@@ -91,7 +91,9 @@ class BlockingProducer(ClientUser):
         self._sticky: dict[str, int] = {}
         self._drafts: dict[tuple[str, int], BatchDraft] = {}
         self._left: tuple[dict[tuple[str, int], Draft], dict[tuple[str, int], bytes]] = {}, {}
-        """What an interrupted call had taken, and the batches that were made of it."""
+        """What is under way, or was when a call was interrupted, and the batches that were made of it. Nothing is taken
+        out before it is known what became of it: a signal may come between any two steps.
+        """
         tell_when_forked(self)
 
     def forked(self) -> None:
@@ -216,8 +218,8 @@ class BlockingProducer(ClientUser):
             if count > self._topics[topic].partitions:
                 self._topics[topic] = KeyPartitions(count)
         self._send_left()
-        drafts, self._drafts = self._drafts, {}
-        self._send(drafts)
+        self._left, self._drafts = (self._drafts, {}), {}  # type: ignore[assignment]
+        self._send_left()
         for topic, known in self._topics.items():
             self._sticky[topic] = (self._sticky[topic] + 1) % known.partitions
 
@@ -228,20 +230,20 @@ class BlockingProducer(ClientUser):
         """
         if self._drafts or self._left[0]:
             self.flush()
-        self._send(drafts)
+        self._left = dict(drafts), {}
+        self._send_left()
 
     def _send_left(self) -> None:
         if self._left[0]:
-            left, self._left = self._left, ({}, {})
-            self._send(*left)
+            self._send(*self._left)
 
-    def _send(self, drafts: Mapping[tuple[str, int], Draft], built: dict[tuple[str, int], bytes] | None = None) -> None:
-        """Send batches, of which some may be `built` and under way already."""
+    def _send(self, drafts: Mapping[tuple[str, int], Draft], built: dict[tuple[str, int], bytes]) -> None:
+        """Send what is under way; some batches may be `built` already."""
         stored: dict[tuple[str, int], int] = {}
-        built = {} if built is None else built
         try:
             self._store(drafts, built, stored)
         except MillraceError as error:
+            self._left = {}, {}
             self._tell(drafts, stored, error)
             raise
         except BaseException:  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
@@ -249,6 +251,7 @@ class BlockingProducer(ClientUser):
             self._left = left, {key: built[key] for key in left if key in built}
             self._tell({key: drafts[key] for key in stored}, stored, None)
             raise
+        self._left = {}, {}
         self._tell(drafts, stored, None)
 
     def _tell(

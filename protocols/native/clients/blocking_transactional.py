@@ -120,7 +120,7 @@ class BlockingTransactionalProducer(BlockingProducer):
             self._unsure = True  # it may arrive behind the end
             raise
 
-    def _send(self, drafts: Mapping[Partition, Draft], built: dict[Partition, bytes] | None = None) -> None:
+    def _send(self, drafts: Mapping[Partition, Draft], built: dict[Partition, bytes]) -> None:
         self._require_open()
         try:
             super()._send(drafts, built)

@@ -154,9 +154,9 @@ class BatchDraft:
             self._start_run(key, headers)
         elif key != self._key or headers != self._headers or self.timestamps_ms:
             self._start_run(key, headers)
-        self._values.append(value)
         self.count = number + 1
         self.size += size
+        self._values.append(value)  # last: a signal may come with it
         return number
 
     def _start_run(self, key: bytes | None, headers: Headers | None) -> None:
@@ -182,8 +182,7 @@ class BatchDraft:
                 builder.add_run(first, key, values, encode_headers(headers or ()))
             first += len(values)
         data = builder.build(producer)
-        self._runs.clear()  # not before: whoever is interrupted up to here builds it again
-        self._values = []
+        self._runs, self._values = [], []  # not before: whoever is interrupted up to here builds it again
         return data
 
 
