@@ -22,6 +22,7 @@ from protocols.native.clients.transactional import TransactionalProducer
 from protocols.native.errors import (
     AuthenticationFailed,
     BatchTooLarge,
+    Blocked,
     BufferFull,
     ConnectionLost,
     DeliveryTimedOut,
@@ -31,6 +32,7 @@ from protocols.native.errors import (
     MillraceError,
     NotAMember,
     NotFound,
+    NotLeader,
     OffsetOutOfRange,
     PreconditionFailed,
     ProducerFenced,
@@ -40,11 +42,13 @@ from protocols.native.errors import (
     TransactionAborted,
     UnknownPartition,
     UnknownTopic,
+    WrongTransactionState,
 )
 
 __all__ = [
     "AuthenticationFailed",
     "BatchTooLarge",
+    "Blocked",
     "BlockingClient",
     "BlockingConsumer",
     "BlockingGroupConsumer",
@@ -68,6 +72,7 @@ __all__ = [
     "MillraceError",
     "NotAMember",
     "NotFound",
+    "NotLeader",
     "OffsetOutOfRange",
     "OnceStore",
     "PreconditionFailed",
@@ -86,6 +91,7 @@ __all__ = [
     "TransactionalProducer",
     "UnknownPartition",
     "UnknownTopic",
+    "WrongTransactionState",
     "once",
     "process_in_parallel",
     "tls_context",
