@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from ssl import SSLContext
 from threading import get_ident
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -78,6 +78,13 @@ class BlockingLink:
         """Which thread is in the middle of a request, or makes the connection; 0: none."""
         self._asked: dict[Address, BlockingLink] = {}
         """Other brokers, for who waits for one of `addresses`."""
+        tell_when_forked(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_socket": None, "_asked": {}, "_busy": 0, "_connecting": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         tell_when_forked(self)
 
     def forked(self) -> None:

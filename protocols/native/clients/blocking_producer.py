@@ -96,10 +96,14 @@ class BlockingProducer(ClientUser):
         """
         tell_when_forked(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.forked()
+        tell_when_forked(self)
+
     def forked(self) -> None:
         """See `forks.py`: what was taken is the parent's to send."""
-        self._drafts, self._left, self._producer_id = {}, ({}, {}), None
-        self._sequences.clear()
+        self._drafts, self._left, self._sequences, self._producer_id = {}, ({}, {}), {}, None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -49,8 +49,7 @@ class BlockingTransactionalProducer(BlockingProducer):
         super().forked()
         self._epoch = -1
         self._open = self._failed = self._unsure = self._decided = False
-        self._added.clear()
-        self._groups.clear()
+        self._added, self._groups = set(), set()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -3,7 +3,8 @@
 Connections, numbers of batches and the member of a group are the parent's: two who used them would take each other's
 replies, and what the second sends under numbers that the first has used is taken for a repetition, and stored nowhere.
 So the child begins anew: with connections and numbers of its own, and without what the parent has still to send.
-Nothing is asked for that per request; the interpreter tells of a fork.
+Nothing is asked for that per request; the interpreter tells of a fork. A copy that was pickled, as for another process,
+begins anew likewise.
 """
 
 from __future__ import annotations
