@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ server = sys.argv[1]
 def in_child(work: Callable[[], object]) -> None:
     pid = os.fork()
     if not pid:
+        signal.alarm(10)  # whoever waits for ever ends
         try:
             print(work(), flush=True)
         except Exception as error:
