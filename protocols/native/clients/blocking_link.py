@@ -89,7 +89,7 @@ class BlockingLink:
 
     def forked(self) -> None:
         """See `forks.py`. The parent's connection stays as it is, and so do its requests, of whichever thread."""
-        self._busy = self._connecting = False
+        self._busy = self._connecting = 0
         self.close()
 
     def close(self) -> None:
