@@ -9,10 +9,11 @@
 4. Who serves (reads, deliveries, confirms) has a lease that lives, or a fresh promise of every other member of the
    maximal ISR not to lead. A promise is counted from when this side sent the message that it answers. A leader that was
    a follower waits its own promise out first, unless the leader before it resigned.
-5. A leader whose disk refuses, or that is asked to (`LogState.transfer`), hands over to a member of the ISR: one swap,
-   after which it serves nobody. Who is asked does so only when all that it has appended is committed, so that it has
-   answered whoever waits, and nobody sends that to the next one again; and takes nothing more only once the others have
-   shown that they keep up, so that one that does not delays it and stops nobody.
+5. A leader whose disk refuses, or keeps less than others for as long as no follower may, or that is asked to
+   (`LogState.transfer`), hands over to a member of the ISR: one swap, after which it serves nobody. Who is asked does
+   so only when all that it has appended is committed, so that it has answered whoever waits, and nobody sends that to
+   the next one again; and takes nothing more only once the others have shown that they keep up, so that one that does
+   not delays it and stops nobody.
 6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
 7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time; but who
    would join has to keep what is committed.
@@ -34,7 +35,7 @@ from core_log.files import BytesLike
 from core_log.metadata.store import Guard
 from core_log.replication.isr import ReplicationConfig, high_watermark, may_join
 from core_log.replication.messages import Batches, Diverging, Position, Refused, Reply
-from core_log.replication.progress import Progress
+from core_log.replication.progress import OwnDisk, Progress
 from core_log.replication.state import BrokerState, Change, LogState, Members, broker_key, log_key
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Leader:
         """Before, nobody is served: this broker had promised not to lead."""
         self._sync_before = self.epoch_start
         self._tag = 0
+        self.disk = OwnDisk(now_s)
         self.followers = {broker: Progress(0, now_s) for broker in state.replicas if broker != me}
 
     # ---- what the metadata says
@@ -352,6 +354,7 @@ class Leader:
         ):
             self._sync_before = max(self._sync_before, self.log.high_watermark)  # who would join has to keep that
         self.log.sync_to(self._sync_before)
+        self.disk.look(self.log.local_committed, min(end, self.sync_before()), now_s)
 
     def wish(self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b"") -> Change | None:
         """The change of the ISR, or of the leader, that is due; it stays `pending` until the metadata has answered."""
@@ -370,6 +373,10 @@ class Leader:
     ) -> tuple[LogState | None, list[Guard]]:
         if self.log.error is not None:
             return self.resignation(brokers, now_s, prefix)
+        if self.disk.is_late(self.config):
+            found = self.resignation(brokers, now_s, prefix, beyond=self.log.local_committed)
+            if found[0] is not None:
+                return found
         state = self.state
         left = tuple(member for member in state.isr if member[0] != self.me and self._leaves(member, brokers, now_s))
         isr: Members = tuple(member for member in state.isr if member not in left)
@@ -409,10 +416,12 @@ class Leader:
         return min(self.log.local_committed, *others) >= offset
 
     def resignation(
-        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b""
+        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b"", *, beyond: int | None = None
     ) -> tuple[LogState | None, list[Guard]]:
-        """Somebody else of the ISR, who can work, instead of this one."""
+        """Somebody else of the ISR, who can work and has what lies `beyond`, instead of this one."""
         for broker in self.insync:
+            if beyond is not None and broker != self.me and self.followers[broker].reported <= beyond:
+                continue
             found = self._handed_to(broker, brokers, now_s, prefix)
             if found is not None:
                 return found

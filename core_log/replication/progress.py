@@ -1,4 +1,6 @@
-"""What the leader of a log knows of one follower: how far it has come, what it was sent, and what it has promised."""
+"""What the leader of a log knows of one follower: how far it has come, what it was sent, and what it has promised; and
+of the disk below itself.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,32 @@ from core_log.replication.messages import Position
 
 _UNANSWERED_MAX = 256
 """Messages whose times are kept for a follower that answers none; promises that answer later ones do not count."""
+
+_LOOK_MAX_S = 0.5
+"""Who is not asked for longer stood still himself: the rest of that time counts for nobody."""
+
+
+class OwnDisk:
+    """How long the leader's own disk has not kept what it was to keep."""
+
+    __slots__ = ("_at_s", "_caught_up_s", "_looked_s", "_wanted", "_wanted_s")
+
+    def __init__(self, now_s: float) -> None:
+        self._looked_s = now_s
+        self._at_s = self._caught_up_s = self._wanted_s = 0.0
+        self._wanted = 0
+
+    def look(self, kept: int, wanted: int, now_s: float) -> None:
+        """Now and then: so far it has come, and should have."""
+        self._at_s += min(now_s - self._looked_s, _LOOK_MAX_S)
+        self._looked_s = now_s
+        if kept >= self._wanted:
+            self._caught_up_s = self._at_s if kept >= wanted else max(self._caught_up_s, self._wanted_s)
+            self._wanted, self._wanted_s = wanted, self._at_s
+
+    def is_late(self, config: ReplicationConfig) -> bool:
+        """As `Progress.is_late`."""
+        return self._at_s - self._caught_up_s > config.replica_lag_time_max_s
 
 
 class Progress:

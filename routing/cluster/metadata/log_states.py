@@ -111,6 +111,11 @@ class LogStates:
         if self._epoch:
             change = role.wish(broker_states(self._members.brokers.values()), self._clock())
             if change is not None:
+                if role.handing_over and role.log.error is None and role.disk.is_late(role.config):
+                    text = "%s: the disk has not kept what it should for %g s, broker %s is to lead"
+                    logger.warning(
+                        text, self.called(role.name), role.config.replica_lag_time_max_s, change.state.leader
+                    )
                 self._spawn(self._swap, role, change)
 
     async def _swap(self, role: Leader, change: Change) -> None:

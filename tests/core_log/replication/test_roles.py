@@ -215,6 +215,46 @@ def test_a_leader_whose_disk_refuses_hands_over() -> None:
     assert alone.wish(BROKERS, 1.0) is None
 
 
+def test_a_leader_whose_disk_stands_still_hands_over_to_who_has_more() -> None:
+    logs = [open_replica(MemoryFiles()) for _ in range(2)]
+    leader = lead(logs[0], ((1, 10), (2, 20)))
+    follower = Follower("x", logs[1], 1, 1)
+    exchange(leader, 2, follower)
+
+    def tick(start_s: int, end_s: int) -> None:
+        for now_s in range(10 * start_s, 10 * end_s):
+            leader.tick(now_s / 10)
+
+    tick(0, 10)
+    logs[0].append(make_batch([b"a"]))
+    logs[0].request_sync()  # and no job is done
+    tick(10, 17)
+    change = leader.wish(BROKERS, 17.0)
+    assert change is None or change.state.leader == 1, "the others have no more"
+    leader.refused()
+    exchange(leader, 2, follower, 17.0)
+    flush(logs[1])
+    exchange(leader, 2, follower, 17.0)
+    change = leader.wish(BROKERS, 17.0)
+    assert change is not None
+    assert (change.state.leader, change.state.leader_epoch) == (2, 2)
+    leader.refused()
+    flush(logs[0])
+    tick(17, 18)
+    assert leader.wish(BROKERS, 18.0) is None
+
+
+def test_a_leader_that_stood_still_itself_does_not_blame_the_disk() -> None:
+    log = open_replica(MemoryFiles())
+    leader = lead(log, ((1, 10), (2, 20)))
+    leader.tick(1.0)
+    log.append(make_batch([b"a"]))
+    log.request_sync()
+    leader.tick(2.0)
+    leader.tick(60.0)
+    assert not leader.disk.is_late(CONFIG)
+
+
 def test_who_led_before_and_whose_disk_refuses_hears_what_the_next_leader_has_committed() -> None:
     before, now = open_replica(MemoryFiles()), open_replica(MemoryFiles())
     before.begin_epoch(1)

@@ -71,6 +71,8 @@ async def test_elections_that_wait_for_a_full_etcd_are_told_of_now_and_again(
 class Role:
     """A leader that wishes for one change."""
 
+    handing_over = False
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.pending: Change | None = None
