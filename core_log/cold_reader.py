@@ -41,9 +41,6 @@ LOOK_BYTES = 1 << 20
 _ATTEMPTS = 10
 """So often a read finds its files gone, compacted, before that is taken for a fault."""
 
-_ENDLESS = 1 << 63
-"""No segment follows."""
-
 T = TypeVar("T")
 
 
@@ -142,7 +139,7 @@ def _read(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[Byt
     for at, segment in enumerate(segments):
         if segment.base_offset >= limit:
             break
-        following = segments[at + 1].base_offset if at + 1 < len(segments) else _ENDLESS
+        following = segments[at + 1].base_offset if at + 1 < len(segments) else None
         batches = _read_segment(log, segment, offset, max_bytes, limit, following)
         if batches:
             return batches
@@ -150,9 +147,11 @@ def _read(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[Byt
 
 
 def _read_segment(
-    log: ReadableLog, segment: Segment, offset: int, max_bytes: int, limit: int, following: int
+    log: ReadableLog, segment: Segment, offset: int, max_bytes: int, limit: int, following: int | None
 ) -> list[BytesLike]:
     end = segment.written_bytes
+    if following is None:
+        following = max(log.log_end_offset, limit)  # asked after that: an offset counts before its batch is written
     file = log.files.open(segment.log_path, create=False)
     try:
         position = segment.position_of(log.files, file, offset) if offset > segment.base_offset else 0

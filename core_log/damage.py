@@ -63,9 +63,11 @@ def find_damage(files: Files, directory: str) -> Damage | None:
     for index, base in enumerate(bases):
         path = f"{directory}/{SegmentName(base)}.log"
         data = read_file(files, path)
-        end, reason = _first_fault(data, base)
+        synced_bytes, synced_end = 0, base
+        if point is not None and point.segment_base == base:
+            synced_bytes, synced_end = point.position, point.next_offset
+        end, reason = _first_fault(data, base, synced_bytes, synced_end)
         later = bases[index + 1 :]
-        synced_bytes = point.position if point is not None and point.segment_base == base else 0
         if end == len(data) and end >= synced_bytes:
             continue
         whole = sum(1 for _ in _whole_batches(data, end + 1)) + _count(files, directory, later)
@@ -140,12 +142,16 @@ def _check(data: bytes, position: int, expected: int, base: int) -> tuple[int, i
     return size, after
 
 
-def _first_fault(data: bytes, base: int) -> tuple[int, str]:
-    """Where the first batch that is not whole begins, and what it is; the end when there is none."""
+def _first_fault(data: bytes, base: int, synced_bytes: int, synced_end: int) -> tuple[int, str]:
+    """Where the first batch that is not whole begins, and what it is; the end when there is none. The first so many
+    bytes have offsets before `synced_end`.
+    """
     position, expected = 0, base
     while position < len(data):
         try:
             size, expected = _check(data, position, expected, base)
+            if expected > synced_end and position + size <= synced_bytes:
+                raise CorruptBatch(f"offset {expected - 1} before {synced_end}")
         except CorruptBatch as error:
             return position, str(error)
         position += size

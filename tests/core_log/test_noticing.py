@@ -117,3 +117,14 @@ def test_what_is_damaged_before_a_time_keeps_nobody_from_finding_it() -> None:
     with pytest.raises(CorruptBatch, match="wrong CRC"):
         log.offset_for_timestamp(TIME_MS + 5)
     assert log.unreadable
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_batch_behind_the_end_of_the_log_is_damaged(place: int) -> None:
+    """Its first eight bytes are not in its CRC."""
+    log = filled()
+    offset = log.segments[-1].base_offset
+    flip(log, offset, place)
+    with pytest.raises(CorruptBatch, match="in another segment than theirs"):
+        log.read_blocking(offset, 1 << 20)
+    assert log.unreadable
