@@ -100,14 +100,18 @@ def check_identity(wanted: Wanted, identity: Identity | None, *, has_data: bool)
         )
 
 
-def next_step(wanted: Wanted, identity: Identity, age: Age, view: View, *, any_age: bool = False) -> Step:
-    """What comes next. `age` is the directory's, with `any_age` whatever it is. Raises ClusterRefused."""
+def next_step(
+    wanted: Wanted, identity: Identity, age: Age, view: View, *, any_age: bool = False, running: bool = False
+) -> Step:
+    """What comes next. `age` is the directory's, with `any_age` whatever it is; for `running` see `check_age`. Raises
+    ClusterRefused.
+    """
     with _understanding(wanted):
         meta = _checked_meta(wanted, identity, view)
         there = decode(view.broker.value, BrokerRecord) if view.broker is not None else None
     record = directory_record(wanted, identity, view.directory)
     if record is not None and not any_age:
-        check_age(wanted, age, record.age)
+        check_age(wanted, age, record.age, running=running)
     if there is not None:
         return _predecessor(wanted, identity, there)
     mine = directory_key(wanted.broker_id)

@@ -187,12 +187,13 @@ class Members:
         assert self._identity is not None
         return self._identity
 
-    async def _advance(self, *, to_registration: bool = True) -> None:
-        """Take one step after the other, up to the registration or up to right before it."""
+    async def _advance(self, *, to_registration: bool = True, running: bool = False) -> None:
+        """Take one step after the other, up to the registration or up to right before it; when `running` once more."""
         assert self._identity is not None
         until = trio.current_time() + _TAKEN_S
         while True:
-            step = next_step(self._wanted, self._identity, self._age, self._view(), any_age=self._accept_old_data)
+            view, any_age = self._view(), self._accept_old_data
+            step = next_step(self._wanted, self._identity, self._age, view, any_age=any_age, running=running)
             changed = self._changed
             try:
                 if isinstance(step, Revoke):
@@ -288,7 +289,7 @@ class Members:
             while not self.epoch:
                 try:
                     await self._say_age()
-                    await self._advance()
+                    await self._advance(running=True)
                     logger.warning("registered anew as broker %d, epoch %d", self.broker_id, self.epoch)
                 except (MetadataUnavailable, OSError) as error:  # a disk in trouble may recover
                     logger.warning("broker %d is not registered: %s", self.broker_id, error)

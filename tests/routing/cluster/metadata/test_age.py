@@ -193,6 +193,23 @@ async def test_an_etcd_that_was_put_back_is_seen_by_who_begins(autojump_clock: M
         assert known(again).number == 5
 
 
+async def test_who_runs_while_etcd_is_put_back_registers_anew(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        await One(model, 2).start(nursery)
+        one = await One(model, 1).start(nursery)
+        await stop(one)
+        backup = model.revision
+        one = await One(model, 1, one.files).start(nursery)
+        await trio.sleep(AGE_INTERVAL_S * 3)
+        model.restore(backup)
+        del model.leases[one.store.lease_id]  # it did not know of that
+        one.store._lost(one.store.lease_id)  # and says so before anything is read
+        await until(lambda: one.members.epoch)
+        await trio.sleep(AGE_INTERVAL_S * 2)
+        assert known(one) == load_age(one.files)
+
+
 async def test_an_age_that_cannot_be_noted_is_noted_later(autojump_clock: MockClock) -> None:
     model = EtcdModel()
     async with cluster(model) as nursery:
