@@ -128,7 +128,11 @@ def keeps_the_epoch() -> Iterator[None]:
         self.leader_epoch = epoch
 
     real, real_begin = LogState.led_by, ReplicaLog.begin_epoch
-    with mock.patch.object(LogState, "led_by", wrong), mock.patch.object(ReplicaLog, "begin_epoch", begin):
+    with (
+        mock.patch.object(LogState, "led_by", wrong),
+        mock.patch.object(ReplicaLog, "begin_epoch", begin),
+        mock.patch.object(Replica, "_log_is_beyond", return_value=False),
+    ):
         yield
 
 
