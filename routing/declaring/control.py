@@ -180,11 +180,13 @@ class Control:
         ResourceLocked, NotImplementedYet, LimitExceeded, StorageUnavailable.
         """
         topology = self.topology
+        if self._broker.engine is not None and (there := topology.vhosts.get(vhost)) is not None:
+            await self._broker.engine.interests.until_free(there, name)
         start: list[int] | None = None
         if arguments and arguments.get("x-queue-type") == VIEW:
-            there = topology.vhost(vhost)
-            if name not in there.queues:
-                start = await start_of_view(topology, there, name, arguments, durable=durable, exclusive=exclusive)
+            found = topology.vhost(vhost)
+            if name not in found.queues:
+                start = await start_of_view(topology, found, name, arguments, durable=durable, exclusive=exclusive)
             arguments = arguments_of(arguments)
         if arguments and arguments.get("x-queue-type") == STREAM:
             await self._topics.make_stream(

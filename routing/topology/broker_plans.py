@@ -69,7 +69,7 @@ def declare_queue(
 ) -> Plan:  # fmt: skip
     """Make a queue; nothing to do if there is one that is the same. Without a name it gets one after `prefix`."""
     guards = [vhost_key(vhost.name)]
-    if name in vhost.queues or name in vhost.streams or name in vhost.away:
+    if name in vhost.queues or name in vhost.streams or name in vhost.away or vhost.is_others(name):
         found = vhost.source(name, owner)
         plans.check_queue_equals(
             vhost, found, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments

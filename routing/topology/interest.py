@@ -14,7 +14,7 @@ such queues only.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from routing.message import Slab
@@ -232,6 +232,10 @@ class Others:
                 self._vhost.router.forget(interest.exchange, binding)
         if not wanted:
             self._by_exchange.pop(interest.exchange, None)
+
+    def brokers_of(self, queue: str) -> Collection[str]:
+        """Who has a queue of a name that ends with its broker."""
+        return self._names.get(queue, ())
 
     def want(self, exchange: str) -> bool:
         """Whether anything is wanted of an exchange."""

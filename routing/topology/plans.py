@@ -242,7 +242,7 @@ def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str,
 
 def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> Plan:
     """Delete a queue with its messages, bindings and consumers; one that is not there is no error."""
-    if name not in vhost.queues:
+    if name not in vhost.queues and not vhost.is_others(name):
         return Plan(guards=[queue_key(vhost.name, name)])
     queue = vhost.queue(name, owner, "queue.delete")
 

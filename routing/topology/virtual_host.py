@@ -97,9 +97,13 @@ class VirtualHost:
         return found
 
     def source(self, name: str, owner: object) -> Queue | Stream:
-        """Look a queue or stream up for a connection. Raises NotFound, ResourceLocked."""
+        """Look a queue or stream up for a connection. Of what is exclusive and at another broker only the name is known
+        here. Raises NotFound, ResourceLocked.
+        """
         found = self.queues.get(name) or self.streams.get(name) or self.away.get(name)
         if found is None:
+            if self.is_others(name):
+                raise locked(name, self.name)
             raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
         if found.exclusive and found.owner is not owner:
             raise locked(name, self.name)
@@ -136,6 +140,10 @@ class VirtualHost:
             exchange = self.exchanges.get(name)
             return exchange is not None and exchange.durable
         return name in self.topics
+
+    def is_others(self, queue: str) -> bool:
+        """Whether another broker has a queue of a name that ends with that broker."""
+        return self.others is not None and bool(self.others.brokers_of(queue))
 
     def is_used(self, exchange: Exchange) -> bool:
         """Whether anything is bound to it, at whichever broker."""

@@ -128,6 +128,35 @@ def gone(channel: Any, exchange: str) -> bool:
     return False
 
 
+async def test_a_queue_that_somebody_has_to_himself_is_nobody_elses_at_any_broker() -> None:
+    async with town_of(1, 2, 3) as town:
+
+        def contend(channel: Any) -> None:
+            channel.queue_declare("mine", exclusive=True)
+            with connection(town.nodes[2]) as other:
+                for use in (
+                    lambda one: one.queue_declare("mine", exclusive=True),
+                    lambda one: one.queue_declare("mine", durable=True),
+                    lambda one: one.queue_declare("mine", passive=True),
+                    lambda one: one.queue_bind("mine", "amq.topic", "#"),
+                    lambda one: one.basic_get("mine"),
+                    lambda one: one.queue_delete("mine"),
+                ):
+                    refused(one := other.channel(), 405, "cannot obtain exclusive access", lambda: use(one))  # noqa: B023
+                other.channel().basic_publish("", "mine", b"to whoever has it")
+                soon(lambda: channel.basic_get("mine")[2] == b"to whoever has it")
+                channel.connection.close()
+                other.channel().queue_declare("mine", exclusive=True)
+
+        def use(channel: Any) -> None:
+            with connection(town.nodes[1]) as connected:
+                contend(connected.channel())
+            channel.queue_declare("mine", durable=True)
+            assert channel.queue_delete("mine").method.message_count == 0
+
+        await client(town.nodes[3], use)
+
+
 async def test_a_transient_exchange_is_that_of_all_brokers_until_nothing_is_bound_to_it() -> None:
     async with town_of(1, 2, 3) as town:
 

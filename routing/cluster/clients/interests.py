@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 ROOM_BYTES = 12 << 20
 """What a link has to take yet, before more is read from clients."""
 _LOOK_S = 0.002
+_TOLD_WITHIN_S = 0.5
+"""That somebody has closed his connection to another broker is known here by then."""
+_GONE_FOR_S = 6.0
+"""A broker that nobody reaches is known to be gone by then, or is back."""
 INTERESTS_MAX = 1000
 """What one message tells of."""
 
@@ -152,6 +156,19 @@ class Interests:
     def also_at(self, vhost: str, name: str) -> int | None:
         """Who had a queue of a name when it was told of the one that was made here; asked once."""
         return self._same.pop((vhost, name), None)
+
+    async def until_free(self, vhost: VirtualHost, name: str) -> None:
+        """Wait while somebody has a queue of this name to himself at another broker: for a moment, as that is told a
+        little later, or for as long as it takes until a broker that is gone is known to be.
+        """
+        since_s = trio.current_time()
+        while vhost.is_others(name) and not any(name in one for one in (vhost.queues, vhost.streams, vhost.away)):
+            gone = vhost.others is not None and any(
+                int(broker) not in self._links for broker in vhost.others.brokers_of(name)
+            )
+            if trio.current_time() >= since_s + (_GONE_FOR_S if gone else _TOLD_WITHIN_S):
+                return
+            await trio.sleep(_LOOK_S)
 
     async def until_told(self, vhost: VirtualHost, name: str) -> None:
         """Wait for another broker's queue to be known here, but not for long."""
