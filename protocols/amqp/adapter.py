@@ -223,9 +223,11 @@ class AmqpAdapter:
                 channel.reply(methods.ChannelOpenOk())
             return
         found = self._channels.get(event.channel)
-        if found is None:
-            return
         kind = type(method)
+        if found is None:
+            if kind is methods.ChannelClose:  # read with what made the channel fail
+                self._connection.send(event.channel, methods.ChannelCloseOk())
+            return
         require_rights(self.grants, found, method)
         if kind in _DIRECT:
             _DIRECT[kind](found, method)
@@ -293,7 +295,7 @@ class AmqpAdapter:
             channel = self._channels.pop(error.channel, None)
             if channel is not None:
                 channel.close()
-            self._connection.close_channel(error)
+                self._connection.close_channel(error)
         elif self._connection.state not in (State.CLOSING, State.CLOSED):
             log.warning("AMQP %s: closing the connection: %s", self._peer, error.reply_text)
             self._leave()

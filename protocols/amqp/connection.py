@@ -138,9 +138,13 @@ class AmqpConnection:
         self._write(method_frame(channel, method.encode()))
 
     def close_channel(self, error: AmqpError) -> None:
-        """Send `channel.close` and ignore the channel until the peer has answered."""
-        channel = self._channels.get(error.channel)
-        if channel is None or channel.close_sent or self.state is not State.OPEN:
+        """Send `channel.close` and ignore the channel until the peer has answered. One that is not there was closed by
+        the peer as well, in what was read with the fault: that close is still to be handled.
+        """
+        if self.state is not State.OPEN:
+            return
+        channel = self._channels.setdefault(error.channel, _Channel())
+        if channel.close_sent:
             return
         channel.closing = channel.close_sent = True
         self._contents.drop(error.channel)

@@ -292,6 +292,23 @@ async def test_after_an_error_the_rest_of_the_channel_is_dropped(world: World) -
     assert [body for *_, body in client.take()] == [b"", b"", b"kept"]
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_close_that_is_read_with_an_error_is_answered(world: World, pieces: int) -> None:
+    client = await world.client()
+    sent = [publish("x", b"lost", exchange="nowhere"), call(1, methods.ChannelClose(200, "bye"))]
+    for data in [b"".join(sent)] if pieces == 1 else sent:
+        await client.send(data)
+    assert client.methods() == [
+        methods.ChannelClose(404, "NOT_FOUND - no exchange 'nowhere' in vhost '/'", 60, 40),
+        methods.ChannelCloseOk(),
+    ]
+    assert await client.calls(methods.ChannelCloseOk()) == []
+    assert await client.calls(methods.ChannelOpen(), DECLARE) == [
+        methods.ChannelOpenOk(), methods.QueueDeclareOk("q", 0, 0),
+    ]  # fmt: skip
+    assert not client.closed
+
+
 async def test_an_error_of_the_connection_ends_all_channels(world: World) -> None:
     client = await world.client(channels=2)
     await client.send(
