@@ -377,7 +377,7 @@ class Queue:
 
     async def feed(self) -> bool:
         """Where nothing is in line: wait until something is; False if nothing will be."""
-        return False
+        return await self.partition.until_given(self)
 
     def open_to(self) -> Consumer | None:
         """The only consumer, if no message waits and none is to come back: what comes may go straight to it."""

@@ -104,6 +104,22 @@ async def test_get_nack_reject_and_purge() -> None:
         await client(town.nodes[2], use)
 
 
+@pytest.mark.parametrize("broker", [1, 2])
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+async def test_who_publishes_and_then_gets_has_the_message(broker: int, delivery_mode: int) -> None:
+    async with town_of(1, 2) as town:
+
+        def use(channel: Any) -> list[bytes | None]:
+            declare(channel)
+            found = []
+            for number in range(50):
+                channel.basic_publish("", "q", b"%d" % number, pika.BasicProperties(delivery_mode=delivery_mode))
+                found.append(channel.basic_get("q", auto_ack=True)[2])
+            return found
+
+        assert await client(town.nodes[broker], use) == [b"%d" % number for number in range(50)]
+
+
 async def test_a_question_waits_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = msgspec.structs.replace(engine_node.QUICK, heartbeat_ms=60_000, silence_ms_max=120_000)
     monkeypatch.setattr(engine_node, "QUICK", quiet)

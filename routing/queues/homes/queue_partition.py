@@ -199,6 +199,10 @@ class QueuePartition:
         """Messages that were taken for a queue and are not in it yet."""
         return 0
 
+    async def until_given(self, queue: Queue) -> bool:
+        """Wait until what was taken for a queue is in it; False if nothing was, or it takes too long."""
+        return False
+
     def held_bytes_for(self, queue: Queue) -> int:
         """The bytes of their bodies, for a queue that has a limit for them."""
         return 0

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import trio
+
 from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
 from routing.commits import storage_error
@@ -33,6 +35,10 @@ from routing.queues.homes.queue_partition import QueuePartition
 if TYPE_CHECKING:
     from routing.queues.homes.home import Home
     from routing.queues.queue import Queue
+
+
+_GIVEN_WITHIN_S = 2.0
+"""So long a queue is not said to be empty of what others may yet keep."""
 
 
 def _nobody() -> None:
@@ -73,6 +79,8 @@ class ReplicatedPartition(QueuePartition):
         """Calls `serve` if what this broker may do is not what it was told last."""
         self._refusal: StorageUnavailable | None = None
         self._held: deque[_Held] = deque()
+        self._awaited: list[tuple[int, trio.Event]] = []
+        """Up to where somebody waits for what is held."""
         self._repeated: deque[Published] = deque()
         self._told_before = self.next_offset
         self._carrying: Iterator[tuple[bytes, bytes]] | None = None
@@ -137,6 +145,7 @@ class ReplicatedPartition(QueuePartition):
         self.instead = None
         self.log.listeners.remove(self._log_advanced)
         self._held.clear()
+        self._tell_awaited(self.next_offset)
         self._repeated.clear()
         self._open.clear()
         self.unsealed.clear()
@@ -167,6 +176,16 @@ class ReplicatedPartition(QueuePartition):
         """See `QueuePartition`."""
         return sum(held.end - held.first for held in self._held if queue in held.destinations.queues)
 
+    async def until_given(self, queue: Queue) -> bool:
+        """See `QueuePartition`. Whoever publishes and then gets has the message."""
+        end = max((held.end for held in self._held if queue in held.destinations.queues), default=0)
+        if not end or self.retired:
+            return False
+        self._awaited.append((end, given := trio.Event()))
+        with trio.move_on_after(_GIVEN_WITHIN_S):
+            await given.wait()
+        return given.is_set()
+
     def held_bytes_for(self, queue: Queue) -> int:
         """See `QueuePartition`."""
         return sum(held.bytes for held in self._held if queue in held.destinations.queues)
@@ -188,6 +207,13 @@ class ReplicatedPartition(QueuePartition):
             self._repeated.popleft()
         while held and held[0].end <= committed:
             self._give(held.popleft())
+        if self._awaited:
+            self._tell_awaited(committed)
+
+    def _tell_awaited(self, committed: int) -> None:
+        for one in [one for one in self._awaited if one[0] <= committed]:
+            self._awaited.remove(one)
+            one[1].set()
 
     def _give(self, held: _Held) -> None:
         """Messages are committed: now they are in their queues."""
