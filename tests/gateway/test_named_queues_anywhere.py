@@ -133,6 +133,8 @@ async def test_a_queue_that_somebody_has_to_himself_is_nobody_elses_at_any_broke
 
         def contend(channel: Any) -> None:
             channel.queue_declare("mine", exclusive=True)
+            for node in (town.nodes[2], town.nodes[3]):  # nobody waits for that in a town
+                soon(lambda node=node: node.broker.topology.vhosts["/"].is_others("mine"))  # type: ignore[misc]
             with connection(town.nodes[2]) as other:
                 for use in (
                     lambda one: one.queue_declare("mine", exclusive=True),
@@ -170,6 +172,9 @@ async def test_a_transient_exchange_is_that_of_all_brokers_until_nothing_is_boun
                     name = consumer.queue_declare("", exclusive=True).method.queue
                     consumer.queue_bind(name, "events")
                     subscribed.append((consumer, name))
+                others = town.nodes[1].broker.topology.vhosts["/"].others
+                assert others is not None
+                soon(lambda: len(others._by_exchange.get("events", ())) == 2)  # nobody waits for that in a town
                 channel.basic_publish("events", "", b"to all")
                 for consumer, name in subscribed:
                     soon(lambda consumer=consumer, name=name: consumer.basic_get(name)[2] == b"to all")  # type: ignore[misc]
