@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from core_log.batch_header import MAGIC, NO_PRODUCER, TIMESTAMP_TYPE_BIT, encode_batch
 from core_log.compression import Compression
@@ -15,15 +15,21 @@ _BATCH_BYTES = 900 << 10
 
 def write(log: PartitionLog, runs: Iterable[Run]) -> None:
     """Append runs of rising offsets. Raises LogUnavailable."""
-    for batch in in_batches(runs, min(_BATCH_BYTES, log.config.message_bytes_max)):
-        base_offset = batch[0].first_offset
-        bits = TIMESTAMP_TYPE_BIT if log.config.timestamp_type == "LogAppendTime" else 0
-        codec = log.config.codec or Compression.NONE
-        now_ms = log.wall_clock_ms()
-        builder = BatchBuilder(base_offset, log.leader_epoch, now_ms, compression=codec, attributes=bits)
-        for run in batch:
-            run.add_to(builder)
-        log.append(builder.build(), base_offset=base_offset)
+    most_bytes = log.config.message_bytes_max
+    for batch in in_batches(runs, min(_BATCH_BYTES, most_bytes)):
+        data = _batch(log, batch, log.config.codec or Compression.NONE)
+        if len(data) > most_bytes:  # what cannot be made smaller grows, and was let in by its own size
+            data = _batch(log, batch, Compression.NONE)
+        log.append(data, base_offset=batch[0].first_offset)
+
+
+def _batch(log: PartitionLog, runs: Sequence[Run], codec: Compression) -> bytes:
+    bits = TIMESTAMP_TYPE_BIT if log.config.timestamp_type == "LogAppendTime" else 0
+    first_offset = runs[0].first_offset
+    builder = BatchBuilder(first_offset, log.leader_epoch, log.wall_clock_ms(), compression=codec, attributes=bits)
+    for run in runs:
+        run.add_to(builder)
+    return builder.build()
 
 
 def cover(log: PartitionLog, end: int) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
 import trio
 from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
+from core_log.batch_header import parse_header
+from core_log.compression import Compression
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
 from routing.errors import NotFound, PreconditionFailed
+from routing.message import Slab
 from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import PERSISTENT, engine, with_headers
 
@@ -68,6 +72,23 @@ async def test_a_header_goes_before_the_routing_key_and_headers_become_record_he
             ("n", b"1"),
             ("s", "ä".encode()),
         ]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4"])
+async def test_what_only_grows_when_it_is_compressed_is_stored_as_it_came(codec: str) -> None:
+    async with engine(MemoryFiles()) as running:
+        config = {"compression.type": codec, "max.message.bytes": "20000"}
+        topic = await running.broker.create_topic("t", config=config)
+        await running.broker.bind("topic", "t", "amq.fanout", "")
+        client = running.client()
+        bodies = [random.Random(1).randbytes(19_909), b"small" * 100]
+        for body in bodies:
+            client.session.publish(Slab("amq.fanout", "k", PERSISTENT, [body]), confirm=True)
+        running.turn()
+        await running.until(lambda: client.confirmed == 2)
+        assert [bytes(record.value or b"") for record in records(topic.partitions[0])] == bodies
+        large, small = map(parse_header, topic.partitions[0].log.read_blocking(0, 1 << 20))
+        assert (large.compression, small.compression) == (Compression.NONE, Compression[codec.upper()])
 
 
 async def test_queues_and_topics_of_one_exchange_get_the_same() -> None:
