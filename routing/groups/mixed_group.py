@@ -17,7 +17,7 @@ https://cwiki.apache.org/confluence/display/KAFKA/KIP-848
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from routing.groups.assigned import PROTOCOL_TYPE, NotConsumers, assigned_alone, packed, subscription
 from routing.groups.assignors import NOWHERE, Place, Places
@@ -203,9 +203,15 @@ class MixedGroup(ConsumerGroup):
         found.assigned = self._places(assigned_alone(member.assignment))
         return found
 
-    def _note_what_is_given_up(self, members: Iterable[ConsumerMember]) -> None:
-        """A cooperative member has what it said that it has until it joins without it. Nobody else was given that."""
-        taken = set[Place]().union(*(member.assigned for member in members))
+    def _note_what_is_given_up(self, members: Collection[ConsumerMember]) -> None:
+        """A cooperative member has what it said that it has until it joins without it. Nobody else was given that.
+        Raises NotConsumers.
+        """
+        taken = set[Place]()
+        for member in members:
+            if not taken.isdisjoint(member.assigned):
+                raise NotConsumers("two of its members read the same partition")
+            taken |= member.assigned
         for member in members:
             assert member.classic is not None
             left = self._places(subscription(member.classic.protocols[0][1]).owned) - taken

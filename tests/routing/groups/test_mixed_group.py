@@ -311,7 +311,7 @@ def test_who_waits_for_the_leader_joins_again() -> None:
     assert read(group, two, before.generation) == [2, 3]
 
 
-@pytest.mark.parametrize("what", ["protocol type", "subscription", "assignment", "user data"])
+@pytest.mark.parametrize("what", ["protocol type", "subscription", "assignment", "user data", "twice"])
 def test_a_group_of_other_bytes_stays_as_it_is(what: str) -> None:
     world = World()
     group, (one, _) = world.classic(one=ALL[:2], two=ALL[2:])
@@ -321,6 +321,8 @@ def test_a_group_of_other_bytes_stays_as_it_is(what: str) -> None:
         group.members[one].joining = joining()._replace(protocols=[("range", b"wants")])
     elif what == "assignment":
         group.members[one].assignment = b"everything"
+    elif what == "twice":
+        group.members[one].assignment = encode_assignment(ALL)
     else:
         group.members[one].assignment = encode_assignment(ALL)[:-4] + b"\0\0\0\1s"
     with pytest.raises(UnknownGroup, match="Cannot upgrade classic group g"):
