@@ -147,7 +147,9 @@ class ConsumerGroup:
             if there is not found:
                 raise UnreleasedInstance(f"static member '{beat.instance_id}' is there as another member")
         if found is not None:
-            found.classic = None
+            if found.classic is not None:
+                self._forget_timers(found)
+                found.classic = None
             self._step(found, Step.STABLE, 0, NOWHERE, NOWHERE)
             return found
         return self._add(beat.member_id, beat.instance_id)
@@ -180,9 +182,7 @@ class ConsumerGroup:
 
     def _known(self, beat: Beat) -> ConsumerMember:
         """Raises UnknownMember, FencedInstance, FencedEpoch."""
-        member = self.member(beat.member_id, beat.instance_id)
-        if member.classic is not None:
-            raise UnknownMember(f"member '{member.id}' has generations, and no epochs")
+        member = self._with_epochs(beat)
         if beat.epoch == member.epoch:
             return member
         # Of the answer before only the epoch may have been lost: it goes on if it has no more than it may.
@@ -190,6 +190,13 @@ class ConsumerGroup:
         if beat.epoch > member.epoch or not lost:
             which = "greater" if beat.epoch > member.epoch else "smaller"
             raise FencedEpoch(f"member epoch {beat.epoch} is {which} than {member.epoch}, the one known here")
+        return member
+
+    def _with_epochs(self, beat: Beat) -> ConsumerMember:
+        """Raises UnknownMember, FencedInstance."""
+        member = self.member(beat.member_id, beat.instance_id)
+        if member.classic is not None:
+            raise UnknownMember(f"member '{member.id}' has generations, and no epochs")
         return member
 
     def member(self, member_id: str, instance_id: str | None = None) -> ConsumerMember:
@@ -251,7 +258,7 @@ class ConsumerGroup:
         self._drop(self.member(member_id, instance_id))
 
     def _leave(self, beat: Beat) -> None:
-        member = self.member(beat.member_id, beat.instance_id)
+        member = self._with_epochs(beat)
         if beat.epoch == LEAVING or member.instance_id is None:
             self._drop(member)
             return

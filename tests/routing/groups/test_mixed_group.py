@@ -15,7 +15,7 @@ from protocols.native.clients.group_bytes import (
 )
 from routing.groups.assignors import NOWHERE
 from routing.groups.consumer_group import GroupTimes
-from routing.groups.consumer_member import JOINING, LEAVING, Beat
+from routing.groups.consumer_member import JOINING, LEAVING, LEAVING_FOR_NOW, Beat
 from routing.groups.errors import (
     FencedInstance,
     GroupFull,
@@ -217,6 +217,26 @@ def test_a_static_member_has_what_it_had_by_the_other_protocol() -> None:
     assert (again.generation, numbers(group.members[again.member_id].assigned), group.epoch) == (epoch, share, epoch)
     with pytest.raises(FencedInstance):
         group.heartbeat(beat("now", now.epoch, instance_id="i"))
+
+
+def test_a_classic_member_that_comes_by_the_other_protocol_owes_nothing_more() -> None:
+    world, group, (one, _) = upgraded(one=ALL[:2], two=ALL[2:])
+    group.heartbeat(beat("new"))
+    group.join(joining(one, ALL[:2]))
+    now = group.heartbeat(beat(one))
+    for _ in range(REBALANCE_MS // 1000 + 1):
+        world.timers.pass_ms(1000)
+        now = group.heartbeat(beat(one, now.epoch, owned=group.members[one].assigned))
+    assert group.has_epochs(one)
+
+
+def test_a_classic_member_does_not_go_by_an_epoch() -> None:
+    _, group, _ = upgraded(one=ALL[:2], two=ALL[2:])
+    static = group.join(joining(instance_id="i"))
+    for epoch in (LEAVING, LEAVING_FOR_NOW):
+        with pytest.raises(UnknownMember):
+            group.heartbeat(beat(static.member_id, epoch, instance_id="i"))
+    assert group.members[static.member_id].epoch == static.generation
 
 
 def test_each_kind_is_asked_in_its_own_way() -> None:
