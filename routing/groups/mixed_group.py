@@ -56,9 +56,15 @@ class MixedGroup(ConsumerGroup):
 
     def _understood(self, joining: Joining) -> Beat:
         """What a classic member says, in the broker's words. Raises InconsistentProtocol."""
-        others = [one.classic for one in self.members.values() if one.classic is not None]
+        others = [
+            one.classic
+            for one in self.members.values()
+            if one.classic is not None
+            and one.id != joining.member_id
+            and (one.instance_id is None or one.instance_id != joining.instance_id)
+        ]
         common = {name for name, _ in joining.protocols}.intersection(
-            *({name for name, _ in one.protocols} for one in others if one.member_id != joining.member_id)
+            *({name for name, _ in one.protocols} for one in others)
         )
         if joining.protocol_type != PROTOCOL_TYPE or not common:
             raise InconsistentProtocol(f"the members of group '{self.name}' have no way to divide partitions in common")

@@ -239,6 +239,16 @@ def test_a_classic_member_does_not_go_by_an_epoch() -> None:
     assert group.members[static.member_id].epoch == static.generation
 
 
+def test_a_static_member_may_come_back_with_other_ways_to_divide() -> None:
+    group = World().mixed()
+    group.heartbeat(beat("new"))
+    group.join(joining(instance_id="i", protocols=["range"]))
+    again = group.join(joining(instance_id="i", protocols=["cooperative-sticky"]))
+    assert again.protocol == "cooperative-sticky"
+    with pytest.raises(InconsistentProtocol):
+        group.join(joining(protocols=["range"]))
+
+
 def test_each_kind_is_asked_in_its_own_way() -> None:
     world = World(members_max=3)
     group = world.mixed()
