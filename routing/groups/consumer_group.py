@@ -143,6 +143,8 @@ class ConsumerGroup:
         if beat.instance_id is not None and beat.instance_id in self._instances:
             there = self.members[self._instances[beat.instance_id]]
             if there.epoch == LEAVING_FOR_NOW or there.classic is not None:
+                if found is not None and found is not there:
+                    self._drop(found)  # under its id it is this one from now on
                 return self._replace(there, beat.member_id)
             if there is not found:
                 raise UnreleasedInstance(f"static member '{beat.instance_id}' is there as another member")

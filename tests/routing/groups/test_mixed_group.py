@@ -239,6 +239,21 @@ def test_a_classic_member_does_not_go_by_an_epoch() -> None:
     assert group.members[static.member_id].epoch == static.generation
 
 
+@pytest.mark.parametrize("was_classic", [True, False])
+def test_a_member_that_becomes_a_static_one_leaves_what_it_had_to_others(was_classic: bool) -> None:
+    group = World().mixed()
+    group.heartbeat(beat("one"))
+    if was_classic:
+        group.join(joining(instance_id="i", topics=["other"]))
+    else:
+        gone = group.heartbeat(beat("static", instance_id="i", topics=frozenset({"other"})))
+        group.heartbeat(beat("static", LEAVING_FOR_NOW, instance_id="i"))
+        assert numbers(gone.assignment) == []
+    group.heartbeat(beat("one", instance_id="i", topics=frozenset({"other"})))
+    assert (list(group.members), group.members["one"].instance_id) == (["one"], "i")
+    assert numbers(group.heartbeat(beat("two")).assignment) == [0, 1, 2, 3]
+
+
 def test_a_static_member_may_come_back_with_other_ways_to_divide() -> None:
     group = World().mixed()
     group.heartbeat(beat("new"))
