@@ -115,7 +115,7 @@ class Group:
     def _rejoin(self, member: Member, joining: Joining, answer: Callable[[Joined], None]) -> None:
         same = list(member.joining.protocols) == list(joining.protocols)
         stays = self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)
-        member.joining = joining
+        member.joining = joining._replace(instance_id=member.joining.instance_id)  # it stays the one that it was
         if same and stays:
             answer(self._answer_of(member))  # its answer was lost
             self._heard_of(member)

@@ -47,7 +47,7 @@ class MixedGroup(ConsumerGroup):
         beat = self._understood(joining)
         count = len(self.members)
         member = self._classic_joining(joining)
-        before, member.classic = member.classic, joining._replace(member_id=member.id)
+        before, member.classic = member.classic, joining._replace(member_id=member.id, instance_id=member.instance_id)
         if before != member.classic:
             self._touch(member.id)
         self._take(member, beat, is_new=len(self.members) > count)

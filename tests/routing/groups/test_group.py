@@ -303,6 +303,17 @@ def test_a_static_member_that_does_not_come_back_is_out_in_the_end(group: Group,
     assert (one.last.generation, set(group.members)) == (2, {one.id})
 
 
+def test_a_static_member_that_joins_again_without_saying_so_is_one(group: Group, timers: Timers) -> None:
+    one = Client(group, "a", instance="i1")
+    settled(group, timers, one)
+    one.instance = None
+    one.join()
+    group.leave(one.id, None)
+    again = Client(group, "a", instance="i1").join()
+    timers.pass_ms(DELAY_MS)
+    assert (again.wrong, list(group.members)) == (None, [again.id])
+
+
 def test_a_static_member_waits_only_once(group: Group, timers: Timers) -> None:
     one = Client(group, "a", instance="i1").join()
     again = Client(group, "a", instance="i1").join()

@@ -254,6 +254,18 @@ def test_a_member_that_becomes_a_static_one_leaves_what_it_had_to_others(was_cla
     assert numbers(group.heartbeat(beat("two")).assignment) == [0, 1, 2, 3]
 
 
+def test_a_static_classic_member_stays_one_whatever_it_says_when_it_joins_again() -> None:
+    world = World()
+    group = world.mixed()
+    group.heartbeat(beat("new"))
+    one = group.join(joining(instance_id="i")).member_id
+    group.heartbeat(beat("new", LEAVING))
+    group.join(joining(one))
+    after = Group("g", world.timers)
+    group.hand_over(after)
+    assert [member.joining.instance_id for member in after.members.values()] == ["i"]
+
+
 def test_a_static_member_may_come_back_with_other_ways_to_divide() -> None:
     group = World().mixed()
     group.heartbeat(beat("new"))
