@@ -7,7 +7,7 @@
 4. With `timestamp_type` "LogAppendTime" the largest time of the batch is the broker's, and says by a bit that it is the
    time of all its records. Both lie under the CRC, which is made anew.
 5. With a `compression` but "producer" a batch that comes with another one is compressed anew, as a whole: its records
-   are not looked at.
+   are not looked at. What is larger than anybody would decompress stays as it came.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _require_times(config: LogConfig, headers: Sequence[BatchHeader], now_ms: in
 
 
 def _compressed(header: BatchHeader, batch: BytesLike, codec: Compression) -> BytesLike:
-    if header.compression == codec:
+    if header.compression == codec or (header.compression == Compression.NONE and len(batch) > DECOMPRESSED_BYTES_MAX):
         return batch
     records = decompress(header.compression, bytes(batch[HEADER_BYTES:]), DECOMPRESSED_BYTES_MAX)
     changed = header._replace(attributes=header.attributes & ~COMPRESSION_MASK | codec)

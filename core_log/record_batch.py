@@ -27,12 +27,21 @@ from operator import add
 
 from crc32c import crc32c
 
-from core_log.batch_header import CONTROL_BIT, CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, NO_PRODUCER
+from core_log.batch_header import (
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_START,
+    MAGIC,
+    NO_PRODUCER,
+)
 from core_log.batch_header import BatchHeader as BatchHeader
 from core_log.batch_header import parse_header as parse_header
 from core_log.batch_header import validate as validate
+from core_log.compression import DECOMPRESSED_BYTES_MAX, compress
 from core_log.compression import Compression as Compression
-from core_log.compression import compress
 from core_log.errors import CorruptBatch as CorruptBatch
 from core_log.header_blocks import decode_header_block as decode_header_block
 from core_log.record_decoder import Record as Record
@@ -248,12 +257,15 @@ class BatchBuilder:
         """
         if not self.count:
             raise ValueError("a batch needs a record")
-        payload = b"".join(self._parts)
+        payload, attributes = b"".join(self._parts), self._attributes
         if self._compression:
-            payload = compress(self._compression, payload)
+            if len(payload) <= DECOMPRESSED_BYTES_MAX:
+                payload = compress(self._compression, payload)
+            else:  # nobody would decompress that
+                attributes &= ~COMPRESSION_MASK
         size = HEADER_BYTES - LENGTH_START + len(payload)
         fields = (
-            self._attributes, self._last_delta, self._timestamp_ms, self._max_timestamp_ms, *producer, self.count,
+            attributes, self._last_delta, self._timestamp_ms, self._max_timestamp_ms, *producer, self.count,
         )  # fmt: skip
         head = HEADER.pack(self._base_offset, size, self._leader_epoch, MAGIC, 0, *fields)
         crc = crc32c(payload, crc32c(head[CRC_START:]))

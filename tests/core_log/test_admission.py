@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core_log.admission import admit
+from core_log.compression import DECOMPRESSED_BYTES_MAX
 from core_log.errors import InvalidRecord, InvalidTimestamp
 from core_log.files import MemoryFiles
 from core_log.log_config import LogConfig
@@ -60,6 +61,14 @@ def test_batches_are_compressed_as_the_topic_says(compression: Compression, want
     assert time_ms == (TIME_MS + 5 if stamps else -1)
     if names[compression] == wanted and not stamps:
         assert bytes(found) == batch
+
+
+def test_what_nobody_would_decompress_is_not_compressed() -> None:
+    value = bytes(DECOMPRESSED_BYTES_MAX)
+    batch = keyed([(b"k", value)], compression=Compression.LZ4)
+    assert decode_columns(batch).values == [value]
+    found, _ = admitted(LogConfig(compression="lz4"), batch)
+    assert decode_columns(found).values == [value]
 
 
 @pytest.mark.parametrize("compression", Compression)
