@@ -153,6 +153,7 @@ class BatchDraft:
             self.timestamps_ms[number] = timestamp_ms
             self._start_run(key, headers)
         elif key != self._key or headers != self._headers or self.timestamps_ms:
+            self.timestamps_ms.pop(number, None)  # of a record that was interrupted
             self._start_run(key, headers)
         self.count = number + 1
         self.size += size

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 
+from core_log.record_batch import Compression, decode_columns
 from millrace import BlockingConsumer, BlockingGroupConsumer, BlockingProducer
 from protocols.native.clients import blocking, blocking_consumer, blocking_link, blocking_producer, records
 from tests.protocols.native.broker import native_broker
@@ -82,6 +83,19 @@ async def test_a_flush_that_is_interrupted_anywhere_and_called_again_stores_all_
     async with native_broker() as running:
         await running.broker.create_topic("t", partitions=2)
         await in_thread(work, running.server)
+
+
+def test_a_record_that_was_interrupted_leaves_its_time_to_no_other() -> None:
+    left_behind = False
+    for number in range(1, 5):
+        draft = records.BatchDraft(1)
+        with interrupted_at(number), pytest.raises(KeyboardInterrupt):
+            draft.add(b"interrupted", b"key", None, 5, 20)
+        left_behind = left_behind or bool(draft.timestamps_ms)
+        draft.add(b"next", None, None, None, 20)
+        columns = decode_columns(draft.build(Compression.NONE))
+        assert (columns.values, columns.timestamps_ms) == ([b"next"], [1])
+    assert left_behind
 
 
 @pytest.mark.parametrize("most", [1, 3])
