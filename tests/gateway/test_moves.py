@@ -151,7 +151,7 @@ async def test_a_broker_that_stops_waits_for_who_is_about_to_be_in_sync(
     monkeypatch.setattr(Leader, "resignation", lambda *asked: looks.append(None) or resign(*asked))
     monkeypatch.setattr(Leader, "_joins", lambda *asked: len(looks) > LOGS and join(*asked))
     async with trio.open_nursery() as nursery:
-        first, second = (Running(config(etcd.address, tmp_path, "joining", number)) for number in (1, 2))
+        first, second = (Running(config(etcd.address, tmp_path, "about-to-join", number)) for number in (1, 2))
         await nursery.start(first.run)
         await until(lambda: len(first.server.broker.topology.led) == 6)
         await nursery.start(second.run)
