@@ -14,6 +14,7 @@ import pytest
 import trio
 from pika.exceptions import ChannelClosedByBroker, NackError
 
+from routing.cluster.clients.forwarding import Forwarding
 from tests.routing.harness import Client, Engine
 from tests.support import engine_node
 from tests.support.engine_node import EngineNode, town_of
@@ -130,6 +131,32 @@ async def test_a_question_waits_for_nothing_else(monkeypatch: pytest.MonkeyPatch
             for _ in range(20):
                 assert (await broker.check_queue("q")).message_count == 0
                 assert await broker.purge_queue("q") == 0
+
+
+async def test_a_link_that_is_lost_just_behind_an_answer_costs_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    consume = Forwarding.consume
+    lost = []
+
+    async def losing(self: Forwarding, queue: Any, consumer: Any, **how: Any) -> Any:
+        found: Any = await consume(self, queue, consumer, **how)
+        if not lost:
+            lost.append(found.link)
+            found.link.shut_down("a test")
+            while found.link in self.links.values():
+                await trio.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(Forwarding, "consume", losing)
+    async with town_of(1, 2) as town:
+
+        def use(channel: Any) -> bytes | None:
+            declare(channel)
+            send(channel, "a")
+            got: bytes | None = next(channel.consume("q", inactivity_timeout=10))[2]
+            return got
+
+        assert await client(town.nodes[2], use) == b"a"
+    assert lost
 
 
 async def test_a_closed_channel_gives_back_what_it_had_and_only_that_is_redelivered() -> None:

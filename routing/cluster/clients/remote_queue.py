@@ -236,9 +236,13 @@ class RemoteQueue(Queue):
         self._ready(consumer, attachment)
 
     def _ready(self, consumer: Consumer, attachment: Attachment | None) -> None:
-        if attachment is not None and self._by_consumer.get(consumer) is attachment:
+        if attachment is None or consumer not in self._by_consumer:
+            return
+        if self._by_consumer[consumer] is attachment:
             attachment.ready = True
             self.wake()
+        else:  # the link was lost when the answer had just come
+            self._forwarding.spawn(self._attach_again, consumer)
 
     def adopt(self, consumer: Consumer) -> None:
         """Make who consumed it where it was led before a consumer of this one."""
