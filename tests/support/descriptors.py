@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ import pytest
 
 @contextmanager
 def no_descriptors_left() -> Iterator[None]:
-    """Nothing can be opened in this process until the block ends."""
+    """Nothing can be opened in this process until the block ends. What others left open and nobody holds any more is
+    closed before.
+    """
+    gc.collect()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)

@@ -340,7 +340,7 @@ class StandingStill:
 async def test_a_broker_that_stands_still_is_left_for_others(
     monkeypatch: pytest.MonkeyPatch, *, says_hello: bool
 ) -> None:
-    monkeypatch.setattr("protocols.native.clients.blocking_link._LOOK_S", 0.05)
+    monkeypatch.setattr("protocols.native.clients.blocking_link._LOOK_S", 0.25)
 
     def work(server: str) -> None:
         with closing(StandingStill(says_hello=says_hello)) as gone, BlockingClient([gone.server, server]) as client:
