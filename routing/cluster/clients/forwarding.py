@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -162,8 +161,9 @@ class Forwarding:
 
     def partition(self, log: str) -> RemoteTopicPartition:
         """What stands for a partition of a topic that is led elsewhere."""
-        ends = partial(self._logs.ends, log, timeout_s=self.timeout_s)
-        return RemoteTopicPartition(self.stream(log), self._logs, ends)
+        return RemoteTopicPartition(
+            self.stream(log), self._logs, lambda: self._logs.ends(log, timeout_s=self.timeout_s)
+        )
 
     def log(self, log: str, what: str, settings: LogConfig) -> RemoteLog:
         """What stands for the log of a partition that this broker has no replica of."""
