@@ -71,6 +71,15 @@ def test_what_nobody_would_decompress_is_not_compressed() -> None:
     assert decode_columns(found).values == [value]
 
 
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_what_takes_long_to_compress_stays_as_it_came(compression: Compression) -> None:
+    for size_bytes, stays in ((3 << 20, False), (4 << 20, True)):
+        batch = keyed([(b"k", bytes(size_bytes))], compression=compression)
+        found, _ = admitted(LogConfig(compression="lz4"), batch)
+        assert (found == batch) is stays
+        assert decode_columns(found).values == [bytes(size_bytes)]
+
+
 @pytest.mark.parametrize("compression", Compression)
 def test_log_append_time(compression: Compression) -> None:
     config = LogConfig(timestamp_type="LogAppendTime", timestamp_before_max_ms=0, timestamp_after_max_ms=0)
