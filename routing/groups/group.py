@@ -37,6 +37,9 @@ from routing.groups.errors import (
 from routing.groups.membership import Cancellable, Joined, Joining, Keep, Member, SetTimer, State, Synced
 from routing.topics.offset_store import Partition
 
+_LOOK_MS_MIN = 1000
+"""Not more often it is looked whether a static member has come, however short a time members want for that."""
+
 
 class Group:
     """See the module."""
@@ -245,16 +248,16 @@ class Group:
         self._initial = False
         for member in [one for one in self.members.values() if one.join is None and one.joining.instance_id is None]:
             self._drop(member)
+        if self.members and (self.leader not in self.members or self.members[self.leader].join is None):
+            here = [member.id for member in self.members.values() if member.join is not None]
+            if not here:  # static members only, none of which has come
+                self._deadline = self._timer(max(self._longest_ms(), _LOOK_MS_MIN), self._complete)
+                return
+            self.leader = here[0]
         self.generation += 1
         if not self.members:
             self._empty()
             return
-        if self.leader not in self.members or self.members[self.leader].join is None:
-            here = [member.id for member in self.members.values() if member.join is not None]
-            if not here:
-                self._deadline = self._timer(self._longest_ms(), self._complete)
-                return
-            self.leader = here[0]
         self.protocol = self._chosen()
         self.state = State.COMPLETING
         for member in list(self.members.values()):

@@ -303,6 +303,26 @@ def test_a_static_member_that_does_not_come_back_is_out_in_the_end(group: Group,
     assert (one.last.generation, set(group.members)) == (2, {one.id})
 
 
+def test_no_generation_begins_while_static_members_are_away_however_short_a_time_they_want(
+    group: Group, timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.routing.groups.test_group.REBALANCE_MS", 1)
+    one = Client(group, "a", instance="one").join()
+    timers.pass_ms(DELAY_MS)
+    one.sync({one.id: b"all"})
+    before = one.last.generation
+    Client(group, "b").join()
+    (other,) = set(group.members) - {one.id}
+    group.leave(other, None)
+    for _ in range(5):
+        timers.pass_ms(1000)
+        with pytest.raises(RebalanceInProgress):
+            one.heartbeat()
+    assert (group.generation, timers.alive) == (before, 2), "its session, and when it is looked again"
+    one.join()
+    assert (one.wrong, one.last.generation) == (None, before + 1)
+
+
 def test_a_static_member_that_joins_again_without_saying_so_is_one(group: Group, timers: Timers) -> None:
     one = Client(group, "a", instance="i1")
     settled(group, timers, one)
