@@ -291,6 +291,8 @@ def check_dump(tools: Tools) -> None:
     logs = [file for file in found if file.suffix == ".log"]
     indexes = [file for file in found if file.suffix in (".index", ".timeindex")]
     assert len(logs) > 3, found
+    if all(file.stem != logs[-1].stem for file in indexes):
+        logs.pop()  # so short that nothing of it is in an index yet
     assert len(indexes) == 2 * len(logs), found
     said = dumped(tools, logs, "--deep-iteration")
     assert said.count("lastOffset: ") > 100, said[-2000:]
