@@ -7,7 +7,7 @@
 4. With `timestamp_type` "LogAppendTime" the largest time of the batch is the broker's, and says by a bit that it is the
    time of all its records. Both lie under the CRC, which is made anew.
 5. With a `compression` but "producer" a batch that comes with another one is compressed anew, as a whole: its records
-   are not looked at. What is larger than anybody would decompress stays as it came.
+   are not looked at. What is large stays as it came.
 """
 
 from __future__ import annotations

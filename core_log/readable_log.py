@@ -109,20 +109,21 @@ class ReadableLog:
             return None
         limit = self.high_watermark if before is None else min(before, self.high_watermark)
         try:
-            return self._noted(offset, find_range(self, offset, max_bytes, limit))
+            found = find_range(self, offset, max_bytes, limit)
         except OSError:
             return None  # whoever reads it is told
+        if found is not None:
+            self._note_given(offset, 1)
+        return found
 
     def _is_asked_again(self, offset: int) -> bool:
         return self._given is not None and self._given.get(offset, 0) >= _UNCHECKED_MAX
 
-    def _noted(self, offset: int, found: FileRange | None, times: int = 1) -> FileRange | None:
-        if found is not None or times < 0:
-            given = self._given = self._given or {}
-            given[offset] = given.pop(offset, 0) + times
-            if len(given) > _GIVEN_MAX:
-                given.pop(next(iter(given)), None)
-        return found
+    def _note_given(self, offset: int, times: int) -> None:
+        given = self._given = self._given or {}
+        given[offset] = given.pop(offset, 0) + times
+        if len(given) > _GIVEN_MAX:
+            given.pop(next(iter(given)), None)
 
     async def read_range_cold(
         self, offset: int, max_bytes: int, *, before: int | None = None
@@ -140,9 +141,9 @@ class ReadableLog:
 
         found = await cold_reader.in_thread(find)
         if isinstance(found, FileRange):
-            self._noted(offset, found)
+            self._note_given(offset, 1)
         elif asked_again:
-            self._noted(offset, None, _CHECKED)
+            self._note_given(offset, _CHECKED)
         return found
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:

@@ -21,6 +21,7 @@ from routing.queues.homes.home_status import warn_of_pinned_bytes
 from routing.queues.homes.reclaim import give_back, shed
 from routing.queues.reservations import reserved_count
 from routing.topics import upkeep
+from routing.topics.leases import lease_clock_ms
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -50,7 +51,7 @@ async def housekeep(broker: Broker) -> None:
             warn_of_pinned_bytes(partition)
         broker.refused_messages += shed(transient, config.scratch_bytes_max)
         transient.delete_dead_prefix()
-        upkeep.look_after_readers(broker.leased, int(trio.current_time() * 1000))
+        upkeep.look_after_readers(broker.leased, lease_clock_ms())
         queue_lag.tidy(broker)
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:

@@ -248,6 +248,18 @@ class Slab:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    def with_facts(self, facts: list[int]) -> Slab:
+        """The same messages with other facts, one for each."""
+        common, raws = self.properties, self.raws
+        if raws is None and facts.count(facts[0]) == len(facts):
+            common = Properties(common.protocol, common.raw, persistent=common.persistent, facts=facts[0])
+            return Slab(self.exchange, self.routing_key, common, self.bodies, self.size, keys=self.keys)
+        if raws is None:
+            raws = [common.raw] * len(facts)
+        return Slab(
+            self.exchange, self.routing_key, common, self.bodies, self.size, keys=self.keys, raws=raws, facts=facts
+        )
+
     def memo(self) -> dict[Any, Any]:
         """`wire`, made when it is first needed."""
         if self.wire is None:

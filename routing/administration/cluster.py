@@ -83,8 +83,8 @@ async def rebalance(broker: Broker, user: str, dry_run: bool = False) -> dict[st
 @operation("cluster.unclean_elections")
 async def allow_unclean_elections(broker: Broker, user: str, topic: str, on: bool) -> None:
     """Whether replicas that may lack what was confirmed lead partitions of a topic where nobody else is left: at once
-    where nobody leads now. `__queues` are the homes of queues, `__offsets` the group offsets, `__transactions` and
-    `__retained` as above.
+    where nobody leads now. `__queues` are the homes of queues, `__offsets` the group offsets, `__transactions`
+    those that are under way, `__retained` what is retained, and wills.
     """
     cluster = _cluster_of(broker)
     kind = _KINDS.get(topic)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import trio
-
 from core_log.errors import OffsetOutOfRange
 from routing.access.grants import Access
 from routing.administration.operations import LOOKS, operation, table
 from routing.errors import AccessRefused, InvalidArgument, NotFound
 from routing.topics.deletion import EVERYTHING
 from routing.topics.deletion import delete_records as deleted
+from routing.topics.leases import lease_clock_ms
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -77,7 +76,7 @@ async def lease(
     """
     _require(broker, user, name, ("read",))
     partitions = broker.topology.topic(name).partitions
-    now_ms = int(trio.current_time() * 1000)
+    now_ms = lease_clock_ms()
     until_ms = now_ms + min(max(lease_ms, 0), broker.config.reader_lease_ms_max)
     chosen = {}
     for number, offset in offsets.items():
@@ -101,7 +100,7 @@ async def list_readers(broker: Broker, user: str, start: int = 0) -> dict[str, A
     """Readers for whom the partitions that this broker leads keep what they have not read, and for how long they do
     when nothing is heard of them.
     """
-    now_ms = int(trio.current_time() * 1000)
+    now_ms = lease_clock_ms()
     rows = (
         (one.topic_name, one.index, reader, held.offset, max(one.log.high_watermark - held.offset, 0),
          max(held.until_ms - now_ms, 0), held.warn_ms <= now_ms)

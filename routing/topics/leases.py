@@ -16,6 +16,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import trio
+
 from routing.errors import LimitExceeded
 
 LEASES_MAX = 64
@@ -24,6 +26,11 @@ HOLDERS_MAX = 8
 """Of one name: of more the one that was not heard of for longest has no lease any more."""
 
 logger = logging.getLogger(__name__)
+
+
+def lease_clock_ms() -> int:
+    """What leases of partitions go by (rule 5)."""
+    return int(trio.current_time() * 1000)
 
 
 class Held(NamedTuple):

@@ -25,7 +25,7 @@ from routing.errors import StorageUnavailable
 from routing.runs import Run
 from routing.topics.known_ids import KnownIds
 from routing.topics.leadership import Forward, Leadership
-from routing.topics.leases import Leases
+from routing.topics.leases import Leases, lease_clock_ms
 from routing.topics.producers import Producers
 from routing.topics.sealing import cover, write
 
@@ -349,7 +349,7 @@ class TopicPartition:
         if self.leadership is not None and self.leadership.refusal() is not None:
             return
         try:
-            now_ms, log = int(trio.current_time() * 1000), self.log
+            now_ms, log = lease_clock_ms(), self.log
             needed = self.leases.needed_from(now_ms, log.directory, log.log_start_offset, log.high_watermark)
             log.apply_retention(wall_clock_ms(), needed)
         except OSError as error:

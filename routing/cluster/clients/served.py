@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
 def _with_lives(slab: Slab, left_ms: Sequence[int | None]) -> Slab:
     """A slab whose messages are said to have so much left to live: who is sent it has no home to ask."""
-    persistent, bodies = slab.properties.persistent, slab.bodies
-    facts = [pack(persistent, ttl_ms=None if one is None else max(one, 0)) for one in left_ms]
-    raws = [slab.properties.raw] * len(bodies) if slab.raws is None else slab.raws
-    return Slab(
-        slab.exchange, slab.routing_key, slab.properties, bodies, slab.size, keys=slab.keys, raws=raws, facts=facts
-    )
+    persistent = slab.properties.persistent
+    return slab.with_facts([pack(persistent, ttl_ms=None if one is None else max(one, 0)) for one in left_ms])
 
 
 class ServedLink(Protocol):

@@ -7,7 +7,6 @@ place of a message: what is read knows it no more, the home does.
 from __future__ import annotations
 
 from routing.facts import TIMED_FROM, pack, without_delay
-from routing.message import Properties, Slab
 from routing.queues.fact_columns import FactColumns
 from routing.queues.slab_cache import CachedSlab
 
@@ -27,15 +26,4 @@ def with_lives(entry: CachedSlab, facts: FactColumns) -> CachedSlab:
                 each = [pack(slab.properties.persistent)] * count
             begin = run.first - first
             each[begin : begin + len(run.facts)] = map(without_delay, run.facts)
-    return CachedSlab(first, _with_facts(slab, each), 0) if each else entry
-
-
-def _with_facts(slab: Slab, each: list[int]) -> Slab:
-    properties = slab.properties
-    if slab.raws is None and each.count(each[0]) == len(each):
-        properties = Properties(properties.protocol, properties.raw, persistent=properties.persistent, facts=each[0])
-        return Slab(slab.exchange, slab.routing_key, properties, slab.bodies, slab.size, keys=slab.keys)
-    raws = [properties.raw] * len(each) if slab.raws is None else slab.raws
-    return Slab(
-        slab.exchange, slab.routing_key, properties, slab.bodies, slab.size, keys=slab.keys, raws=raws, facts=each
-    )
+    return CachedSlab(first, slab.with_facts(each), 0) if each else entry
