@@ -329,7 +329,9 @@ class StandingStill:
                 return
             self._clients.append(client)
             if self._says_hello:
-                client.sendall(b"".join(wire.encode(wire.HelloReply(1, wire.VERSION, "", 7, {}))))
+                asked = wire.decode_request(client.recv(4_096)[wire.LENGTH_BYTES :])
+                hello = wire.HelloReply(asked.correlation_id, wire.VERSION, "", 7, {})
+                client.sendall(b"".join(wire.encode(hello)))
 
     def close(self) -> None:
         for one in (self._listener, *self._clients):
