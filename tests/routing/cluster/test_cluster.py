@@ -73,17 +73,25 @@ async def start_again(nursery: trio.Nursery, model: EtcdModel, files: Files) -> 
     return await start(nursery, model, 1, files)
 
 
-@pytest.mark.parametrize("gone", [True, False])
-async def test_a_log_that_lacks_what_was_committed_is_lost(gone: bool) -> None:
+@pytest.mark.parametrize(
+    ("saved", "there", "lost"),
+    [({LOG: 10}, True, True), ({LOG: 0}, True, False), ({LOG: 0}, False, True), ({}, False, False)],
+    ids=["lacks records", "is whole", "is gone", "is new"],
+)
+async def test_a_log_that_lacks_what_may_have_been_committed_is_lost(
+    saved: dict[str, int], there: bool, lost: bool
+) -> None:
     model = EtcdModel()
     async with cluster(model) as nursery:
         files = MemoryFiles()
-        high_watermarks.save(files, "", {LOG: 10 if gone else 0})
+        high_watermarks.save(files, "", saved)
+        if there:
+            files.make_directory(DIRECTORY)
         one, elections = await start_again(nursery, model, files)
         part = Cluster(one.store, one.members, elections)
         async with open_broker(files, cluster=part):
             part.open_log(LOG, DIRECTORY, LogConfig(fsync="never"))
-            assert part.replicas.by_name[LOG].lost is gone
+            assert part.replicas.by_name[LOG].lost is lost
             part.close_log(LOG)
             assert LOG not in part.replicas.by_name
         one.kill()
