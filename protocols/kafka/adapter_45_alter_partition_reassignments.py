@@ -27,9 +27,11 @@ async def alter_partition_reassignments(door: Door, call: Call, request: Entity)
         door.require_administrator()
     except KafkaError as error:
         reply.error_code = error.code
-        return reply
     for topic in request.topics:
-        found = [await _altered(door, topic.name, one, same_factor=same) for one in topic.partitions]
+        if reply.error_code == ErrorCode.NONE:
+            found = [await _altered(door, topic.name, one, same_factor=same) for one in topic.partitions]
+        else:  # Java's client counts the partitions of any reply
+            found = [_answer(one, reply.error_code) for one in topic.partitions]
         reply.responses.append(Entity(name=topic.name, partitions=found))
     return reply
 
@@ -42,6 +44,10 @@ async def _altered(door: Door, topic: str, asked: Entity, *, same_factor: bool) 
         code, why = ErrorCode.INVALID_REPLICA_ASSIGNMENT, str(error)
     except ENGINE_ERRORS as error:
         code, why = code_of(error), str(error) or None
+    return _answer(asked, code, why)
+
+
+def _answer(asked: Entity, code: ErrorCode, why: str | None = None) -> Entity:
     return Entity(partition_index=asked.partition_index, error_code=code, error_message=why)
 
 

@@ -69,12 +69,16 @@ async def test_the_only_broker_has_all_replicas() -> None:
 async def test_who_may_not() -> None:
     async with kafka_broker() as broker:
         await broker.rights.set_tags("guest", [])
-        peer = Peer(broker)
+        peer, asked = Peer(broker), Entity(partition_index=3, replicas=[0])
         for api, version, said in (
             (DESCRIBE_LOG_DIRS, 5, {"topics": None}),
             (ELECT_LEADERS, 2, {"topic_partitions": None}),
-            (ALTER_PARTITION_REASSIGNMENTS, 1, {"topics": []}),
+            (ALTER_PARTITION_REASSIGNMENTS, 1, {"topics": [Entity(name="a", partitions=[asked])]}),
             (LIST_PARTITION_REASSIGNMENTS, 0, {"topics": None}),
         ):
             reply = await peer.ask(api, version, **said)  # type: ignore[arg-type]
             assert reply.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            if api is ALTER_PARTITION_REASSIGNMENTS:
+                (topic,) = reply.responses
+                found = [(one.partition_index, one.error_code) for one in topic.partitions]
+                assert (topic.name, found) == ("a", [(3, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)])
