@@ -193,13 +193,33 @@ _SETTINGS: dict[str, _Setting] = {
     ),
 }  # fmt: skip
 _FIXED_TEXTS: dict[str, tuple[Kind, str, str]] = {
-    "preallocate": ("boolean", "log.preallocate", "Files are not made larger than what is in them."),
     "remote.storage.enable": ("boolean", "remote.log.storage.system.enable", "All of a log is on the brokers' disks."),
 }
 LISTS = {name: str(one.read(LogConfig())) for name, one in _SETTINGS.items() if one.kind == "list"}
 LISTS |= dict.fromkeys(THROTTLED, "")
 """Settings that can be added to, and what they are if nobody says otherwise."""
 _FLUSH_TEXT = "Confirmed records are synced whatever this says, where fsync is commit."
+_LEVEL_TEXT = "Noted for tools: what the broker compresses itself has the codec's usual level."
+_LOCAL_TEXT = "Noted for tools: all of a log is on the brokers' disks, for as long as retention.ms and .bytes say."
+_NOTED: dict[str, tuple[Kind, str, str, str]] = {
+    "compression.gzip.level": ("int", "compression.gzip.level", "-1", _LEVEL_TEXT),
+    "compression.lz4.level": ("int", "compression.lz4.level", "9", _LEVEL_TEXT),
+    "compression.zstd.level": ("int", "compression.zstd.level", "3", _LEVEL_TEXT),
+    "file.delete.delay.ms": (
+        "long", "log.segment.delete.delay.ms", "60000", "Noted for tools: files that nobody needs go at once.",
+    ),
+    "flush.messages": ("long", "log.flush.interval.messages", _NEVER, _FLUSH_TEXT),
+    "flush.ms": ("long", "log.flush.interval.ms", _NEVER, _FLUSH_TEXT),
+    "local.retention.bytes": ("long", "log.local.retention.bytes", "-2", _LOCAL_TEXT),
+    "local.retention.ms": ("long", "log.local.retention.ms", "-2", _LOCAL_TEXT),
+    "preallocate": (
+        "boolean", "log.preallocate", "false", "Noted for tools: files are not made larger than what is in them.",
+    ),
+    "segment.jitter.ms": (
+        "long", "log.roll.jitter.ms", "0", "Noted for tools: a new file begins after segment.ms and no sooner.",
+    ),
+}  # fmt: skip
+"""Those that nothing goes by, and what they are in Kafka if nobody says otherwise."""
 _THROTTLED_TEXT = "Noted for tools: a broker's throttle is for all replicas that are not in sync."
 _INSYNC_TEXT = "So many replicas have to be in sync for anything to be confirmed."
 _UNCLEAN_TEXT = "Whether a replica that may lack what was confirmed leads where no other is left."
@@ -224,8 +244,8 @@ def describe(
     ]
     for name, (kind, broker_name, text) in _FIXED_TEXTS.items():
         found.append(_described(name, kind, broker_name, text, said, *(FIXED[name],) * 3))
-    for name, broker_name in (("flush.messages", "log.flush.interval.messages"), ("flush.ms", "log.flush.interval.ms")):
-        found.append(_described(name, "long", broker_name, _FLUSH_TEXT, said, said.get(name, _NEVER), _NEVER, _NEVER))
+    for name, (kind, broker_name, default, text) in _NOTED.items():
+        found.append(_described(name, kind, broker_name, text, said, said.get(name, default), default, default))
     for name in THROTTLED:
         found.append(_described(name, "list", name, _THROTTLED_TEXT, said, said.get(name, ""), "", ""))
     for name, kind, text, *values in (

@@ -55,12 +55,25 @@ _INTEGERS = {
     "millrace.split.wait.max.ms": ("split_wait_ms_max", 0, _LARGE),
 }
 _FLUSHES = ("flush.messages", "flush.ms")
+NOTED = {
+    **dict.fromkeys(_FLUSHES, (0, _LARGE)),
+    "compression.gzip.level": (-1, 9),
+    "compression.lz4.level": (1, 17),
+    "compression.zstd.level": (-(1 << 17), 22),
+    "file.delete.delay.ms": (0, _LARGE),
+    "local.retention.bytes": (-2, _LARGE),
+    "local.retention.ms": (-2, _LARGE),
+    "segment.jitter.ms": (0, _LARGE),
+}
+"""Kafka's settings of what nobody notices here. They are kept and shown for the tools that set or copy them."""
+_PREALLOCATE = "preallocate"
+"""Such a one as well."""
 THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 """Which replicas Kafka's throttles are for. They are kept for the tools that set them: a broker's is for all that it
 copies.
 """
 _THROTTLED_NAMES = re.compile(r"\*|none||\d+:\d+(,\d+:\d+)*")
-FIXED = {"preallocate": "false", "remote.storage.enable": "false"}
+FIXED = {"remote.storage.enable": "false"}
 """What is always so here."""
 _AFTER_MAX_MS = 3_600_000
 _RATIO = "min.cleanable.dirty.ratio"
@@ -93,7 +106,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
 
 KNOWN = frozenset([
     *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _LAG_GROUPS, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR, _MINIMUM,
-    *_UNCLEAN, *FIXED, *_FLUSHES, *THROTTLED,
+    *_UNCLEAN, *FIXED, *NOTED, *THROTTLED, _PREALLOCATE,
 ])  # fmt: skip
 """All names."""
 
@@ -136,10 +149,12 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name in FIXED:
             if text != FIXED[name]:
                 raise InvalidConfig(f"topic config {name}={text!r}: it is always {FIXED[name]!r}")
-        elif name in _FLUSHES:
-            _integer(name, text, 0, _LARGE)
-            if config.get("fsync", "commit") != "commit":
+        elif name in NOTED:
+            _integer(name, text, *NOTED[name])
+            if name in _FLUSHES and config.get("fsync", "commit") != "commit":
                 raise InvalidConfig(f"topic config {name} wants fsync='commit', which syncs before it promises")
+        elif name == _PREALLOCATE:
+            _require_boolean(name, text)
         elif name in THROTTLED:
             if not _THROTTLED_NAMES.fullmatch(text.replace(" ", "")):
                 raise InvalidConfig(f"topic config {name}={text!r} is neither '*' nor PARTITION:BROKER,...")
@@ -190,14 +205,18 @@ def replication(config: Mapping[str, str]) -> Replication:
     """What a topic's configuration says of its replicas. Raises InvalidConfig."""
     said = {name: config[name] for name in _UNCLEAN if name in config}
     for name, text in said.items():
-        if text not in ("true", "false"):
-            raise InvalidConfig(f"topic config {name}={text!r} is neither 'true' nor 'false'")
+        _require_boolean(name, text)
     asked = _integer(FACTOR, config[FACTOR], 1, _FACTOR_MAX) if FACTOR in config else 0
     factor = asked or FACTOR_DEFAULT
     minimum = 2 if factor >= FACTOR_DEFAULT else 1
     if _MINIMUM in config:
         minimum = _integer(_MINIMUM, config[_MINIMUM], 1, factor)
     return Replication(factor, minimum, asked, "true" in said.values())
+
+
+def _require_boolean(name: str, text: str) -> None:
+    if text not in ("true", "false"):
+        raise InvalidConfig(f"topic config {name}={text!r} is neither 'true' nor 'false'")
 
 
 def _delays_ms(text: str) -> list[int]:

@@ -193,6 +193,32 @@ async def test_replicas_that_are_throttled_are_noted() -> None:
         assert [(found[name].value, found[name].config_source) for name in replicas] == [("", DEFAULT)] * 2
 
 
+async def test_settings_that_nobody_notices_are_kept_for_who_copies_a_topic() -> None:
+    kept = {
+        "compression.gzip.level": "9", "compression.lz4.level": "17", "compression.zstd.level": "-1",
+        "file.delete.delay.ms": "1000", "flush.messages": "1", "flush.ms": "5", "local.retention.bytes": "-1",
+        "local.retention.ms": "86400000", "preallocate": "true", "segment.jitter.ms": "60000",
+    }  # fmt: skip
+    files = MemoryFiles()
+    async with kafka_broker(files=files) as broker:
+        await broker.create_topic("copy", config=kept)
+        await broker.create_topic("t")
+        peer = Peer(broker)
+        usual = {name: one.value for name, one in (await settings(peer, "t")).items()}
+        assert (await change(peer, *((name, SET, value) for name, value in kept.items()))).error_code == 0
+        for name, value in {**dict.fromkeys(kept, "nothing"), "compression.gzip.level": "10"}.items():
+            assert (await change(peer, (name, SET, value))).error_code == ErrorCode.INVALID_CONFIG
+    async with kafka_broker(files=files) as broker:
+        peer = Peer(broker)
+        for topic in ("copy", "t"):
+            shown = {
+                name: one.value for name, one in (await settings(peer, topic)).items() if one.config_source != DEFAULT
+            }
+            assert shown == kept
+        assert (await change(peer, *((name, DELETE, None) for name in kept))).error_code == 0
+        assert {name: one.value for name, one in (await settings(peer, "t")).items()} == usual
+
+
 async def test_what_is_altered_counts_at_once_and_after_a_restart() -> None:
     files = MemoryFiles()
     async with kafka_broker(files) as broker:
