@@ -17,6 +17,7 @@ SINGLE_COPY = "single copy (acks=all proves no more than one)"
 
 _OF_BROKERS = {
     "refusing": "the disk takes nothing at broker",
+    "stalled": "the disk does not answer at broker",
     "low_on_disk": "low on disk at broker",
     "unopened": "logs that the disk does not let be opened at broker",
     "unreadable": "logs whose files are damaged at broker",

@@ -38,6 +38,7 @@ from routing.declaring.control import Control
 from routing.declaring.ordered_splits import OrderedSplits
 from routing.declaring.policy_control import PolicyControl
 from routing.declaring.topic_control import TopicControl
+from routing.disk_stalls import DiskStalls
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
 from routing.groups.lag_rules import LagRules
@@ -112,6 +113,7 @@ class Broker(Turns):
         files.make_directory("")
         space = DiskSpace(files, config.disk_reserve_bytes)
         self.alarms = Alarms(config, space, flusher)
+        self.stalls = DiskStalls(lambda: self.logs)
         flusher.execute, flusher.account = space.execute, space.account
         with suppress(OSError):  # tried again each second
             space.tend(self.alarms.disk_free_bytes_min)
@@ -336,6 +338,15 @@ class Broker(Turns):
         """All topics by name, and by id."""
         return self.topology.topics
 
+    @property
+    def logs(self) -> list[PartitionLog]:
+        """All that are kept here."""
+        if self.cluster is not None:
+            replicas = [replica.log for replica in self.cluster.replicas.by_name.values()]
+            return [*self.storage.stores, *replicas]
+        logs = [partition.log for topic in self.topics.values() for partition in topic.partitions]
+        return [*self.storage.stores, *logs, *(home.log for home in self.topology.stripes)]
+
     def home_statuses(self) -> list[HomeStatus]:
         """Every home partition in figures; stripe -1 is that of transient queues."""
         return [partition.status for partition in (*self.topology.led, self.topology.transient)]
@@ -379,7 +390,9 @@ async def open_broker(
         )
         nursery.start_soon(housekeep, broker)
         nursery.start_soon(look_after_logs, flusher, config, broker.topology.topics.values)
+        nursery.start_soon(broker.stalls.run)
         if cluster is not None:
+            cluster.is_stalled = lambda: broker.stalls.stalled
             cluster.is_low_on_disk = lambda: broker.alarms.disk_low or broker.alarms.space.misplaced
             cluster.call_logs(lambda log: called(log, names_by_id(broker.topics.values())))
             nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)

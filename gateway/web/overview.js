@@ -90,7 +90,7 @@ function troubles(cluster, partitions) {
   const gone = cluster.brokers.filter((one) => !one.alive).map((one) => one.id)
   if (gone.length) found.push(`brokers that are gone: ${gone.join(", ")}`)
   for (const one of cluster.brokers) {
-    for (const what of ["refusing", "low_on_disk", "unreachable", "lost", "unopened", "unreadable"]) {
+    for (const what of ["refusing", "stalled", "low_on_disk", "unreachable", "lost", "unopened", "unreadable"]) {
       const value = one[what]
       if (Array.isArray(value) ? value.length : value) found.push(h("span", {}, `broker ${one.id}: ${what} `, value === true ? "" : shown(value)))
     }

@@ -35,8 +35,11 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
     """The broker that is asked, the controller, and all brokers that there are."""
     cluster = broker.cluster
     if cluster is None:
-        logs = [*broker.storage.stores, *(log for _, _, log in logs_of_one(broker))]
-        now = {"refusing": any(log.error is not None for log in logs), "low_on_disk": broker.alarms.disk_low}
+        now = {
+            "refusing": any(log.error is not None for log in broker.logs),
+            "stalled": broker.stalls.stalled,
+            "low_on_disk": broker.alarms.disk_low,
+        }
         return {"broker": 0, "controller": None, "brokers": [_described(0, None) | {"alive": True} | now]}
     entry = cluster.store.get(CONTROLLER)
     controller = decode(entry.value, ControllerRecord).broker if entry is not None else None
@@ -69,6 +72,7 @@ def _described(broker_id: int, record: BrokerRecord | None) -> dict[str, Any]:
         "epoch": None,
         "draining": found.draining,
         "refusing": found.refusing,
+        "stalled": found.stalled,
         "low_on_disk": found.low_on_disk,
         "unreachable": list(found.unreachable),
         "lost": list(found.lost),

@@ -81,6 +81,8 @@ class Cluster:
         self._clock = clock
         self.is_low_on_disk: Callable[[], bool] = lambda: False
         """Whether publishers wait for room on this broker's disk; known once the broker looks after that."""
+        self.is_stalled: Callable[[], bool] = lambda: False
+        """Whether this broker's disk does not answer; likewise."""
         self._known: dict[str, tuple[int | None, int, bool, object]] = {}
         self._saved: dict[str, int] = {}
         self._closing: set[str] = set()

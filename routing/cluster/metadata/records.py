@@ -81,6 +81,8 @@ class BrokerRecord(msgspec.Struct, frozen=True):
     """Brokers to which it has had no link for a second."""
     refusing: bool = False
     """Its disk takes nothing."""
+    stalled: bool = False
+    """Its disk does not answer."""
     low_on_disk: bool = False
     """Publishers have to wait for room on its disk, so others shall lead, as far as they can."""
     draining: bool = False

@@ -1,5 +1,5 @@
 """What this broker says of itself to the controller, kept true: `lost`, `unopened`, `unreadable`, `refusing`,
-`low_on_disk` and `unreachable` of its record.
+`stalled`, `low_on_disk` and `unreachable` of its record.
 
 A broker to which there has been no link for `UNREACHABLE_S` is unreachable; `refusing` is one that some disk of a
 replica refuses, one that is low on disk has its publishers wait for room. What cannot be said now, because etcd is
@@ -47,6 +47,7 @@ class Standing:
                 unopened=tuple(sorted(cluster.unopened)),
                 unreadable=tuple(sorted(cluster.unreadable)),
                 refusing=self._refusing(),
+                stalled=cluster.is_stalled(),
                 low_on_disk=cluster.is_low_on_disk(),
                 unreachable=tuple(unreachable),
             )
