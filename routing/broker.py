@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import trio
@@ -46,7 +46,6 @@ from routing.housekeeping import close, housekeep
 from routing.kept.retained import Retained
 from routing.kept.wills import Wills
 from routing.log_transactions.coordinator import TransactionCoordinator
-from routing.message import Slab
 from routing.queue_host import Clock, Host
 from routing.queues.homes.checkpoints import Checkpoints
 from routing.queues.homes.cold_reads import ColdReads
@@ -313,9 +312,9 @@ class Broker(Turns):
             vhost.connections.pop(owner, None)
             vhost.attending.discard(owner)
 
-    def require_size(self, slab: Slab) -> None:
-        """Raises LimitExceeded if a body of the slab is larger than the configured maximum."""
-        size = max(map(len, slab.bodies))
+    def require_size(self, bodies: Sequence[bytes]) -> None:
+        """Raises LimitExceeded if one of these bodies of messages is larger than the configured maximum."""
+        size = max(map(len, bodies))
         if size > self.message_bytes_max:
             raise LimitExceeded(f"message size {size} is larger than configured max size {self.message_bytes_max}")
 

@@ -88,7 +88,7 @@ class Session(Settling):
         vhost = self.vhost
         parts = vhost.router.routed(slab, copies, together=self.transaction is None and vhost.trace is None)
         if slab.size > broker.message_bytes_max:
-            broker.require_size(slab)
+            broker.require_size(slab.bodies)
         for route, part in parts:
             if route.topics:
                 route.require_room(part)

@@ -243,7 +243,7 @@ class MqttAdapter:
             return
         if code == ReasonCode.SUCCESS:
             try:
-                prepare_will(connect.will, rewriting, config)
+                prepare_will(connect.will, rewriting, self)
             except BrokerError as error:
                 self._refuse_will(error)
                 return

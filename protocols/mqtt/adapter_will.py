@@ -16,7 +16,6 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt import events
 from protocols.mqtt.adapter_dollar import check_will
 from protocols.mqtt.adapter_sessions import granted_expiry_s
-from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.raw import GIVEN, RETAIN, head_of, mark_of, with_flags, with_mark
 from protocols.mqtt.topics import Rewriting
 from routing.errors import InvalidName
@@ -68,11 +67,12 @@ class WillOfClient:
         self._wills.send(self._vhost, self._name, delay_s * 1000)
 
 
-def prepare_will(will: events.Will | None, rewriting: Rewriting, config: MqttConfig) -> None:
-    """Give a will the topic that it will be published to. Raises BrokerError: none can be published to it."""
+def prepare_will(will: events.Will | None, rewriting: Rewriting, adapter: MqttAdapter) -> None:
+    """Give a will the topic that it will be published to. Raises BrokerError: it could not be published."""
     if will is None:
         return
-    excess = config.over_limit(will.topic)
+    adapter.broker.require_size((will.payload,))
+    excess = adapter.config.over_limit(will.topic)
     if excess:
         raise InvalidName(excess)
     will.topic = rewriting.name(will.topic)

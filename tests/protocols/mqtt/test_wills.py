@@ -6,7 +6,9 @@ from core_log.memory_files import MemoryFiles
 from routing.broker import open_broker
 from routing.config import BrokerConfig
 from tests.protocols.mqtt.conftest import World
-from tests.protocols.mqtt.wire import DISCONNECT, connect, packets, publish, subscribe
+from tests.protocols.mqtt.test_clauses_5 import CONNACK, told
+from tests.protocols.mqtt.wire import DISCONNECT, connect, packets, publish, subscribe, text
+from tests.protocols.mqtt.wire_5 import connect_5
 
 WILL = ("w", b"gone", 1, True)
 
@@ -70,3 +72,17 @@ async def test_a_stop_publishes_wills_as_clients_are_gone_then() -> None:
         client.lose()
     async with open_broker(files) as broker:
         assert broker.retained.count == 1
+
+
+async def test_a_will_that_is_too_large_to_be_published_is_refused() -> None:
+    async with open_broker(MemoryFiles(), BrokerConfig(message_bytes_max=100)) as broker:
+        world = World(broker)
+        await world.client("mortal", will=("w", bytes(100), 1, True))
+        client = world.open()
+        await client.send(connect_5("mortal", flags=6, rest=b"\0" + text("w") + (101).to_bytes(2, "big") + bytes(101)))
+        assert await told(client) == [(CONNACK, b"\0\x97\0")]
+        assert client.adapter.closed
+        older = world.open()
+        await older.send(connect("mortal", will=("w", bytes(101), 1, True)))
+        assert older.take() == b""
+        assert older.adapter.closed
