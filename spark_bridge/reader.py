@@ -38,6 +38,8 @@ BYTES_AT_ONCE = 8 << 20
 ROWS_PER_BATCH = 10_000
 FETCH_BYTES_MIN = 16 << 10
 RECORD_BYTES_GUESS = 1_000
+PATIENCE_S = 60.0
+"""While no broker is reached: a restart ends no query, and no task, which Spark runs again at once if at all."""
 
 
 class MillraceReader(DataSourceReader):  # type: ignore[misc]
@@ -49,7 +51,7 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """An input partition for each task. Raises `OptionError`, `DataLoss`, `MillraceError`."""
-        with connect(self.options) as client:
+        with connect(self.options, patience_s=0) as client:
             source = source_of(client, self.options)
             ranges = resolve(source.log, source.options)
             if source.reader is not None:
@@ -175,11 +177,11 @@ def _rows(
                 yield rows
 
 
-def connect(options: ReadOptions | SinkOptions) -> BlockingClient:
+def connect(options: ReadOptions | SinkOptions, *, patience_s: float = PATIENCE_S) -> BlockingClient:
     """A client of the first server that answers; of one that stands still the next is tried. Nothing is asked yet."""
     access = options.access
     tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
-    return BlockingClient(options.servers, credentials=access.credentials, tls=tls)
+    return BlockingClient(options.servers, credentials=access.credentials, tls=tls, patience_s=patience_s)
 
 
 def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, groups: Groups) -> Iterator[memoryview]:

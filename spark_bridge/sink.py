@@ -33,7 +33,7 @@ from protocols.native.clients.client_tls import tls_context
 from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
-from spark_bridge.reader import connect
+from spark_bridge.reader import PATIENCE_S, connect
 from spark_bridge.records import ColumnDraft, header_blocks
 from spark_bridge.worker import settle
 
@@ -158,6 +158,7 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: s
         batch_bytes=BATCH_BYTES_MAX,
         credentials=access.credentials,
         tls=tls_context(access.ca, access.cert, access.key) if access.tls else None,
+        patience_s=PATIENCE_S,
     ) as producer:
         producer.begin()  # nobody else writes for this task from here on
         done = producer.client.committed_offsets(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -214,6 +215,27 @@ def test_by_time_an_open_transaction_is_not_there_yet(shared_broker: BrokerProce
             later = MillraceDataSource({**given, "startingTimestamp": "1700000001000"})
             assert later.streamReader(schema=later.schema()).initialOffset()["by-time"] == {"0": 1}
             transaction.abort()
+
+
+def test_a_query_outlives_a_restart_of_the_broker(broker: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    server = f"127.0.0.1:{broker.native_port}"
+    with BlockingProducer(server) as producer:
+        producer.send("t", b"before")
+        producer.flush()
+        found = MillraceDataSource({"millrace.servers": server, "subscribe": "t", "startingOffsets": "earliest"})
+        reader = found.streamReader(schema=found.schema())
+        start = reader.initialOffset()
+        broker.kill9()
+        with ThreadPoolExecutor() as threads:
+            planning = threads.submit(reader.latestOffset, start, ALL)
+            try:
+                deadline_s = time.monotonic() + 30
+                while "it is tried again for" not in caplog.text and time.monotonic() < deadline_s:
+                    time.sleep(0.01)
+            finally:
+                broker.restart(same_ports=True)
+            assert rows(reader, start, planning.result()) == [("t", 0, 0)]
+        reader.stop()
 
 
 def test_available_now_stops_where_the_topics_ended_when_it_began() -> None:

@@ -2,8 +2,7 @@
 
 1. One request is under way at a time; a client belongs to one thread.
 2. The connection is made on first use and made again after it was lost, to another broker if need be. A request that
-   changes nothing is repeated once on a fresh connection; `produce` is not, as nobody knows whether the lost one was
-   stored.
+   changes nothing is repeated on a fresh connection; `produce` is not, as nobody knows whether the lost one was stored.
 3. Records are written and read at the leaders of their partitions (`blocking_leaders.py`), each by a connection of its
    own.
 4. Records arrive as views of the reply: whole batches, never copied, valid as long as somebody holds them.
@@ -74,8 +73,9 @@ class BlockingClient(BlockingGroups):
     """Every request of the protocol as a method. See the module's rules.
 
     With `tls` the connection speaks TLS on these terms; see `protocols.native.clients.client_tls.tls_context`.
-    `timeout_s` bounds connecting and each reply (on top of the wait a request itself asks for). All methods raise
-    `ConnectionLost`, `RequestTimedOut` or the `MillraceError` the broker answered.
+    `timeout_s` bounds connecting and each reply (on top of the wait a request itself asks for); `patience_s` is for how
+    long a broker that is not reached is tried again. All methods raise `ConnectionLost`, `RequestTimedOut` or the
+    `MillraceError` the broker answered.
     """
 
     def __init__(
@@ -86,8 +86,9 @@ class BlockingClient(BlockingGroups):
         client_name: str = "",
         credentials: tuple[str, str] | None = None,
         tls: SSLContext | None = None,
+        patience_s: float = 0,
     ) -> None:
-        self._terms = BlockingTerms(timeout_s, client_name, credentials, tls)
+        self._terms = BlockingTerms(timeout_s, client_name, credentials, tls, patience_s)
         self._any = BlockingLink(addresses_of(server), self._terms)
         self._leaders = BlockingLeaders(self._any)
         self._asker = BlockingAsker(self, self._any)

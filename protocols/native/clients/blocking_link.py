@@ -1,5 +1,7 @@
 """One connection of a blocking client, made on first use and again after it was lost.
 
+While no broker is reached it is tried again for `patience_s`. One of several is not waited for: others may do.
+
 A broker that stands still is told from one that takes its time by what others know: while a reply is awaited they are
 asked every `_LOOK_S`, where there are any, and a broker that they do not know any more is waited for no longer. Who was
 asked is asked again by the same connection.
@@ -9,6 +11,7 @@ A link belongs to one thread. Who asks while another thread does is refused, and
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Sequence
@@ -27,10 +30,13 @@ from protocols.native.wire import Reply, Request
 
 _LOOK_S = 2.0
 """How long a broker may take before others are asked about it, or tried, where there are any."""
+_TRY_AGAIN_S = 0.2
 _NOT_ALONE = "a blocking client belongs to one thread, and is in the middle of a request"
 ReplyType = TypeVar("ReplyType", bound=Reply)
 Address = tuple[str, int]
 """Host and port."""
+
+logger = logging.getLogger(__name__)
 
 REPLY_BYTES_MAX = 256 << 20
 """Largest reply a client accepts; a broker never sends more than its `fetch_bytes_max` or one batch."""
@@ -51,6 +57,7 @@ class BlockingTerms(Struct, frozen=True):
     client_name: str
     credentials: tuple[str, str] | None
     tls: SSLContext | None
+    patience_s: float
 
 
 class BlockingLink:
@@ -69,6 +76,7 @@ class BlockingLink:
         self.rounds: dict[tuple[str, int], int] = {}
         """Of this connection, where it is not 0: one request is under way at a time, so a refusal ends the round."""
         self._timeout_s = terms.timeout_s
+        self._patience_s = terms.patience_s if among is None else 0.0
         self._client_name = terms.client_name
         self._credentials = terms.credentials
         self._tls = terms.tls
@@ -102,13 +110,16 @@ class BlockingLink:
 
     def call(self, request: Request, kind: type[ReplyType], *, repeat: bool = True, wait_s: float = 0) -> ReplyType:
         """Send a request and wait for its reply; with `repeat` it may be sent again on a fresh connection."""
-        repeat = repeat and self._socket is not None  # a connection of this moment is not stale
-        try:
-            return self._exchange(request, kind, wait_s)
-        except ConnectionLost:
-            if not repeat:
-                raise
-        return self._exchange(request, kind, wait_s)
+        until = time.monotonic() + self._patience_s
+        while True:
+            fresh = self._socket is None  # a connection of this moment is not stale
+            try:
+                return self._exchange(request, kind, wait_s)
+            except ConnectionLost:
+                if not repeat or (fresh and time.monotonic() >= until):
+                    raise
+            if fresh:
+                time.sleep(_TRY_AGAIN_S)
 
     def _exchange(self, request: Request, kind: type[ReplyType], wait_s: float) -> ReplyType:
         here = get_ident()
@@ -136,12 +147,26 @@ class BlockingLink:
             return self._socket
         self._connecting = here
         try:
-            return self._meet_someone()
+            return self._meet_patiently()
         except BaseException:
             self.close()  # where a signal came the answer to hello may still be on its way
             raise
         finally:
             self._connecting = 0
+
+    def _meet_patiently(self) -> socket.socket:
+        until = time.monotonic() + self._patience_s
+        told = False
+        while True:
+            try:
+                return self._meet_someone()
+            except ConnectionLost as error:
+                if time.monotonic() >= until:
+                    raise
+                if not told:
+                    logger.warning("%s; it is tried again for %g s", error, self._patience_s)
+                    told = True
+            time.sleep(_TRY_AGAIN_S)
 
     def _meet_someone(self) -> socket.socket:
         until = time.monotonic() + self._timeout_s
@@ -258,7 +283,7 @@ class BlockingLink:
                 continue
             other = asked.get(address)
             if other is None:
-                terms = msgspec.structs.replace(self.terms, timeout_s=_LOOK_S)
+                terms = msgspec.structs.replace(self.terms, timeout_s=_LOOK_S, patience_s=0)
                 other = asked[address] = BlockingLink([address], terms)
             try:
                 reply = other.call(wire.Metadata(0, [], False), wire.MetadataReply)

@@ -51,7 +51,9 @@ _RETRY_BACKOFF_S = 0.1
 
 
 class BlockingProducer(ClientUser):
-    """`with BlockingProducer("host:port") as producer`; see the module. The parameters are those of `Producer`."""
+    """`with BlockingProducer("host:port") as producer`; see the module. The parameters are those of `Producer`, and of
+    `BlockingClient`.
+    """
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class BlockingProducer(ClientUser):
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
         tls: SSLContext | None = None,
+        patience_s: float = 0,
     ) -> None:
-        super().__init__(server, timeout_s, metadata_max_age_ms, credentials, tls)
+        super().__init__(server, timeout_s, metadata_max_age_ms, credentials, tls, patience_s)
         self._hooks = ProducerHooks(partitioner, key_serializer, value_serializer, interceptors)
         if partitioner or key_serializer or value_serializer or interceptors:
             self.send = self._send_with_hooks  # type: ignore[method-assign]

@@ -26,8 +26,11 @@ class ClientUser:
         metadata_max_age_ms: int,
         credentials: tuple[str, str] | None,
         tls: SSLContext | None,
+        patience_s: float = 0,
     ) -> None:
-        self.client = BlockingClient(server, timeout_s=timeout_s, credentials=credentials, tls=tls)
+        self.client = BlockingClient(
+            server, timeout_s=timeout_s, credentials=credentials, tls=tls, patience_s=patience_s
+        )
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._looked_s = time.monotonic()
 

@@ -396,6 +396,31 @@ async def test_what_cannot_be_stored_is_raised() -> None:
         await in_thread(work, running.server)
 
 
+async def test_who_has_patience_waits_for_a_broker_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    async def told() -> None:
+        with trio.fail_after(TIMEOUT_S):
+            while "it is tried again for" not in caplog.text:
+                await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        broker = Restartable(nursery, MemoryFiles())
+        running = await broker.start()
+        client = BlockingClient(running.server, patience_s=TIMEOUT_S)
+        await in_thread(lambda _: client.create_topic("t"), running.server)
+        await broker.stop()
+        for ask in (
+            lambda _: client.list_offsets("t", 0, "latest"),  # by a connection that is lost
+            lambda _: BlockingClient(running.server, patience_s=TIMEOUT_S).create_topic("u"),  # by none, and once
+        ):
+            caplog.clear()
+            async with trio.open_nursery() as asking:
+                asking.start_soon(in_thread, ask, running.server)
+                await told()
+                await broker.start()
+            await broker.stop()
+        client.close()
+
+
 async def test_a_restarted_broker_is_found_again() -> None:
     async with trio.open_nursery() as nursery:
         broker = Restartable(nursery, MemoryFiles())
