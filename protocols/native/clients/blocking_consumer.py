@@ -81,7 +81,7 @@ class BlockingConsumer(ClientUser):
 
     def _take_up(self) -> None:
         """Read the partitions that topics got."""
-        known = ((topic, number) for topic, count in self._grown(self._whole).items() for number in range(count))
+        known = ((topic, number) for topic, one in self._looked_up(self._whole).items() for number in one.partitions)
         new = [key for key in known if key not in self._positions]
         committed = self._committed(new) if new else {}
         for key in new:

@@ -8,6 +8,7 @@ the next one, under the numbers that it had.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from core_log.batch_header import parse_header, with_producer
 from core_log.wall_clock import wall_clock_ms
 from protocols.native import wire
+from protocols.native.clients.blocking import KnownTopic
 from protocols.native.clients.blocking_user import ClientUser
 from protocols.native.clients.failed_sends import FailedSink, tell_failed
 from protocols.native.clients.forks import tell_when_forked
@@ -91,6 +93,7 @@ class BlockingProducer(ClientUser):
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._timeout_ms = int(timeout_s * 1000)
         self._topics: dict[str, KeyPartitions] = {}
+        self._ids: dict[str, bytes] = {}
         self._sticky: dict[str, int] = {}
         self._drafts: dict[tuple[str, int], BatchDraft] = {}
         self._left: tuple[dict[tuple[str, int], Draft], dict[tuple[str, int], bytes]] = {}, {}
@@ -169,8 +172,12 @@ class BlockingProducer(ClientUser):
         draft.add(value, key, headers, timestamp_ms, size)
 
     def _learn(self, topic: str) -> KeyPartitions:
-        count = len(self.client.metadata([topic], create_missing=True)[topic])
+        return self._know(topic, self.client.topics([topic], create_missing=True)[topic])
+
+    def _know(self, topic: str, found: KnownTopic) -> KeyPartitions:
+        count = len(found.partitions)
         self._sticky[topic] = random.randrange(count)
+        self._ids[topic] = found.id
         known = self._topics[topic] = KeyPartitions(count)
         return known
 
@@ -221,9 +228,11 @@ class BlockingProducer(ClientUser):
 
         Raises DeliveryTimedOut, or the error of a batch that cannot be stored.
         """
-        for topic, count in self._grown(self._topics).items():
-            if count > self._topics[topic].partitions:
-                self._topics[topic] = KeyPartitions(count)
+        for topic, found in self._looked_up(self._topics).items():
+            count = len(found.partitions)
+            # Fewer are those of a topic that was made again; else who says so is behind.
+            if count > self._topics[topic].partitions or self._ids[topic] != found.id:
+                self._know(topic, found)
         self._send_left()
         self._left, self._drafts = (self._drafts, {}), {}  # type: ignore[assignment]
         self._send_left()
@@ -337,6 +346,8 @@ class BlockingProducer(ClientUser):
                         again.append(batch)
                     else:
                         failure = refused[batch[:2]] = last
+                        if isinstance(last, UnknownPartition):  # the topic was made again, with fewer
+                            self._looked_s = -math.inf
                 waiting = again
             if waiting:
                 if time.monotonic() > deadline:

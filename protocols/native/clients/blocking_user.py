@@ -1,6 +1,6 @@
 """What a producer and a consumer over `BlockingClient` have in common: everything happens in the caller's thread.
 
-They look every `metadata_max_age_ms` whether topics have more partitions: records with a key go by the new number then,
+They look every `metadata_max_age_ms` how many partitions topics have: records with a key go by the new number then,
 and a topic that was assigned as a whole is read as a whole, its new partitions from their beginning.
 """
 
@@ -12,7 +12,7 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Self
 
-from protocols.native.clients.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient, KnownTopic
 from protocols.native.errors import MillraceError
 
 
@@ -34,14 +34,14 @@ class ClientUser:
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._looked_s = time.monotonic()
 
-    def _grown(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions these have, where it is time to look and they can be asked about."""
+    def _looked_up(self, topics: Iterable[str]) -> dict[str, KnownTopic]:
+        """These as they are now, where it is time to look and they can be asked about."""
         now_s = time.monotonic()
         if now_s - self._looked_s < self._metadata_max_age_s:
             return {}
         self._looked_s = now_s
         try:
-            return {topic: len(numbers) for topic, numbers in self.client.metadata(list(topics)).items()}
+            return self.client.topics(list(topics))
         except MillraceError:
             return {}  # whoever needs them finds out what is wrong
 

@@ -47,7 +47,8 @@ class Leaders:
         self.on_change: Callable[[], None] | None = None
         """Called when a link was connected or lost, or when somebody else leads."""
         self.counts: dict[str, int] = {}
-        """How many partitions topics have."""
+        """How many partitions topics have; fewer than before only where one was made again."""
+        self._ids: dict[str, bytes] = {}
         self._link = link
         self._topics: dict[str, None] = {}
         self._leaders: dict[Partition, int] = {}
@@ -208,10 +209,13 @@ class Leaders:
     def _learn(self, reply: wire.MetadataReply) -> None:
         nodes = {node: (host, port) for node, host, port in reply.nodes}
         self._single = len(nodes) <= 1 and all(not host or node == self._link.node_id for node, host, _ in reply.nodes)
-        for name, error, partitions in reply.topics:
+        ids = reply.topic_ids or [b""] * len(reply.topics)
+        for (name, error, partitions), topic_id in zip(reply.topics, ids, strict=True):
             if error is not None:
                 continue
-            self.counts[name] = len(partitions)
+            known = self.counts.get(name, 0) if self._ids.get(name, topic_id) == topic_id else 0
+            self._ids[name] = topic_id
+            self.counts[name] = max(known, len(partitions))  # who says less is behind
             for found in partitions:
                 if self._is_older((name, found.partition), found.leader_epoch):
                     self._stale[name] = None

@@ -299,7 +299,7 @@ class Producer(Service):
 
     def _leaders_changed(self) -> None:
         for name, topic in self._topics.items():
-            topic.grow(self._leaders.counts.get(name, 0))
+            topic.resize(self._leaders.counts[name])
         for queue in self._active:
             if queue.refusals and self._leaders.has_moved((queue.topic, queue.index), queue.refused_epoch):
                 queue.refusals, queue.resume_at = 0, 0.0  # who leads now has refused nothing
@@ -425,6 +425,8 @@ class Producer(Service):
             elif isinstance(error, ConnectionLost):
                 self._leaders.stale([(queue.topic, queue.index)])
         else:
+            if isinstance(error, UnknownPartition):  # the topic was made again, with fewer
+                self._leaders.stale([(queue.topic, queue.index)])
             self._finish_batch(queue, batch, base_offset, error)
             if not queue.failed:
                 queue.recovering = False

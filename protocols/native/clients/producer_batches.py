@@ -177,13 +177,17 @@ class TopicWaiting:
         self.sticky = self.partitions[random.randrange(count)]
         self.sticky_bytes_left = 0
 
-    def grow(self, count: int) -> None:
-        """It has more partitions: what follows goes by their number."""
-        if count > len(self.partitions):
-            name = self.partitions[0].topic
-            new = range(len(self.partitions), count)
-            self.partitions += [Waiting(name, index, self._producer_id, self._epoch) for index in new]
-            self.keys = KeyPartitions(count)
+    def resize(self, count: int) -> None:
+        """It has so many partitions now: what follows goes by their number. What waits for others is still sent."""
+        known = len(self.partitions)
+        if count == known:
+            return
+        name = self.partitions[0].topic
+        del self.partitions[count:]
+        self.partitions += [Waiting(name, index, self._producer_id, self._epoch) for index in range(known, count)]
+        self.keys = KeyPartitions(count)
+        if self.sticky.index >= count:
+            self.sticky = self.partitions[0]
 
     def number_anew(self, producer_id: int, epoch: int) -> None:
         """The numbers of all partitions begin anew, in this epoch."""

@@ -6,7 +6,16 @@ import pytest
 import trio
 
 from core_log.murmur2 import partition_of_key
-from millrace import BlockingConsumer, BlockingProducer, Client, Consumer, LinkConfig, MillraceError, Producer
+from millrace import (
+    BlockingConsumer,
+    BlockingProducer,
+    Client,
+    Consumer,
+    LinkConfig,
+    MillraceError,
+    Producer,
+    UnknownPartition,
+)
 from protocols.native.errors import ErrorCode
 from tests.protocols.native.broker import native_broker
 
@@ -90,3 +99,35 @@ async def test_blocking_clients_learn_of_them_too() -> None:
         with trio.fail_after(20):
             read = await trio.to_thread.run_sync(work)
         assert sorted(read) == sorted([(0, b"before"), *((partition_of_key(key, 5), key) for key in KEYS)])
+
+
+async def test_producers_go_by_the_fewer_partitions_of_a_topic_that_was_made_again() -> None:
+    rarely = 3_600_000
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t", partitions=8)
+        with BlockingProducer(running.server, metadata_max_age_ms=rarely) as blocking:
+
+            def send_all() -> None:
+                for key in KEYS:
+                    blocking.send("t", b"blocking", key=key)
+                blocking.flush()
+
+            async with Producer(running.server, link=LinkConfig(metadata_max_age_ms=rarely)) as producer:
+                await trio.to_thread.run_sync(send_all)
+                for key in KEYS:
+                    await (await producer.send("t", b"before", key=key))
+                await client.delete_topic("t")
+                await client.create_topic("t", partitions=2)
+                gone = next(key for key in KEYS if partition_of_key(key, 8) >= 2)
+                refused = await producer.send("t", b"refused", key=gone)
+                with pytest.raises(UnknownPartition):
+                    await refused
+                with trio.fail_after(20):
+                    while producer._topics["t"].keys.partitions != 2:
+                        await trio.sleep(0.001)
+                for key in KEYS:
+                    assert (await (await producer.send("t", b"after", key=key))).partition == partition_of_key(key, 2)
+            with pytest.raises(UnknownPartition):
+                await trio.to_thread.run_sync(send_all)
+            await trio.to_thread.run_sync(blocking.flush)
+            await trio.to_thread.run_sync(send_all)
