@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from protocols.convert import topic_to_routing_key
@@ -30,6 +31,7 @@ from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_argum
 from protocols.mqtt.adapter_terms import Route
 from protocols.mqtt.events import NEVER_S
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
+from routing.declaring.at_once import at_once
 from routing.errors import BrokerError, NoRoomForQueue, PreconditionFailed
 from routing.message import NeutralProperties
 from routing.queues.settings import EXPIRY_MS_MAX
@@ -114,6 +116,18 @@ class Shares:
         for binding in list(self._vhost.bindings_to.get(("queue", queue_name), ())):
             if binding.exchange == MEMBERS and binding.syntax == "mqtt" and binding.pattern.startswith(PREFIX):
                 await self.join(binding.pattern, from_arguments(binding.arguments))
+
+    async def join_all(self, asked: Mapping[str, SubscriptionOptions]) -> dict[str, int]:
+        """`join` many, at once: each is written for itself. The reason codes of those that cannot be."""
+        refused: dict[str, int] = {}
+
+        async def join(topic_filter: str, options: SubscriptionOptions) -> None:
+            code = await self.join(topic_filter, options)
+            if code > QOS_MAX:
+                refused[topic_filter] = code
+
+        await at_once([partial(join, *one) for one in asked.items()])
+        return refused
 
     async def join(self, topic_filter: str, options: SubscriptionOptions) -> int:
         """Become a member, or one on other terms; the reason code in SUBACK."""

@@ -15,7 +15,7 @@ from protocols.mqtt.adapter_replay import PREFIX as REPLAY
 from protocols.mqtt.adapter_replay import Replays
 from protocols.mqtt.adapter_retained import wanted
 from protocols.mqtt.adapter_sessions import limits_of
-from protocols.mqtt.adapter_shares import PREFIX, Shares
+from protocols.mqtt.adapter_shares import PREFIX, QOS_MAX, Shares
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, to_arguments
 from protocols.mqtt.adapter_sys import system_of
 from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
@@ -153,7 +153,10 @@ class Subscribing:
         known = {one.topic_filter for one in requests if exclusive.pattern(one.topic_filter) in granted}
         claimed = {one.topic_filter for one in requests if exclusive.has(self._adapter, one.topic_filter, self._queue)}
         asked: dict[str, SubscriptionOptions] = {}
-        codes = [await self._grant(request, subscription_id, asked) for request in requests]
+        shared: dict[str, SubscriptionOptions] = {}
+        codes = [await self._grant(request, subscription_id, asked, shared) for request in requests]
+        not_shared = await self.shares.join_all(shared) if not self._adapter.closed else {}
+        codes = [not_shared.get(one.topic_filter, code) for one, code in zip(requests, codes, strict=True)]
         refused = await self._bind(asked) if not self._adapter.closed else {}
         if refused:
             asked_of = [exclusive.pattern(one.topic_filter) for one in requests]
@@ -175,9 +178,13 @@ class Subscribing:
         self._adapter.publishing.name_publisher(always=self._subscriptions.are_for_others)
 
     async def _grant(
-        self, request: SubscriptionRequest, subscription_id: int, asked: dict[str, SubscriptionOptions]
+        self,
+        request: SubscriptionRequest,
+        subscription_id: int,
+        asked: dict[str, SubscriptionOptions],
+        shared: dict[str, SubscriptionOptions],
     ) -> int:
-        """Make one filter effective, or put it with what is to be bound together (`_bind`); its reason code in SUBACK,
+        """Make one filter effective, or put it with what is to be bound or joined together; its reason code in SUBACK,
         if it can be.
         """
         topic_filter, granted = request.topic_filter, self._subscriptions.granted
@@ -185,13 +192,17 @@ class Subscribing:
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
             return ReasonCode.TOPIC_FILTER_INVALID
         pattern = exclusive.pattern(topic_filter)
-        there = pattern in granted or pattern in asked or topic_filter in shares or topic_filter in replays
+        there = pattern in granted or pattern in asked
+        there = there or topic_filter in shares or topic_filter in shared or topic_filter in replays
         room = self._adapter.config.subscriptions_max - len(granted) - len(shares) - len(replays)
-        if not there and room <= len(asked) and room <= len(asked.keys() - granted.keys()):
-            return ReasonCode.QUOTA_EXCEEDED
+        if not there and room <= len(asked) + len(shared):  # else there is room though all of them are new
+            room -= len(asked.keys() - granted.keys()) + len(shared.keys() - shares.keys())
+            if room <= 0:
+                return ReasonCode.QUOTA_EXCEEDED
         options = SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, subscription_id)
         if topic_filter.startswith(PREFIX):
-            return await self.shares.join(topic_filter, options)
+            shared[topic_filter] = options
+            return min(options.qos, QOS_MAX)
         if topic_filter.startswith(REPLAY):
             return await self._replays.begin(topic_filter, options)
         try:

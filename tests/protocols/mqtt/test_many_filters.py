@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from core_log.memory_files import MemoryFiles
@@ -69,3 +71,29 @@ async def test_as_many_filters_are_granted_as_there_is_room_for(room: int) -> No
         refused = ReasonCode.QUOTA_EXCEEDED
         assert await _answered(world, "s", asked) == [bytes([1] * room + [refused] * (7 - room))]
         assert len(world.broker.topology.vhost("/").bindings_to.get(("queue", "mqtt.s"), ())) == room
+
+
+async def test_groups_of_one_packet_are_joined_at_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    waiting = most = 0
+    change = world.broker.topology.catalog.change
+
+    async def counted(*args: Any, **options: Any) -> None:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await change(*args, **options)
+        waiting -= 1
+
+    monkeypatch.setattr(world.broker.topology.catalog, "change", counted)
+    groups = [f"$share/g{number}/a" for number in range(100)]
+    asked = [(one, 1) for one in (*groups, "b", "$share/g/$exclusive/a")]
+    client, _ = await opened(world, "s", LASTS, flags=RESUME)
+    await client.send(subscribe_5(1, *asked, (groups[0], 0)))
+    ((kind, body),) = await told(client)
+    assert (kind, body[3:]) == (SUBACK, b"\1" * 101 + b"\x8f\0")
+    assert most == len(groups), "they share the writes of the catalog"
+    granted = client.adapter.subscribing.granted
+    assert granted.keys() == {*groups, "b"}
+    assert [granted[one].qos for one in groups] == [0] + [1] * 99
+    bindings = world.broker.topology.vhost("/").bindings_to["queue", "mqtt.s"]
+    assert {one.pattern for one in bindings} == {*groups, "b"}
