@@ -24,7 +24,7 @@ from protocols.amqp import methods
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.contents import BODY_FRAME, HEADER_FRAME, PUBLISH, Contents
 from protocols.amqp.deliveries import method_frame
-from protocols.amqp.errors import AmqpError, SyntaxFault, erlang_binary, payload_snippet
+from protocols.amqp.errors import AmqpError, MalformedText, SyntaxFault, erlang_binary, payload_snippet
 from protocols.amqp.methods import Method, decode_method
 from protocols.amqp.mixed_runs import Facts, MixedRuns, RuledFacts
 from protocols.amqp.publish_run import (
@@ -346,6 +346,8 @@ class AmqpConnection:
         ident = int.from_bytes(payload[:4], "big")
         try:
             method = decode_method(payload)
+        except MalformedText as fault:
+            raise AmqpError("FRAME_ERROR", str(fault), channel=channel) from None
         except SyntaxFault:
             raise _cannot_decode(payload, channel) from None
         if method is None:

@@ -40,6 +40,10 @@ class SyntaxFault(ValueError):
     """A value on the wire that cannot be decoded: truncated, unknown type, nested too deep, too long."""
 
 
+class MalformedText(SyntaxFault):
+    """Text that is not UTF-8 where it has to be."""
+
+
 class AmqpError(RemoteProtocolError):
     """What to answer before a channel or the connection closes.
 

@@ -1,7 +1,8 @@
 """How a method is read and written, derived from the annotations of its class (`methods.py` is the table of all).
 
 A method's payload is class id and method id (16 bits each), then its arguments in order; consecutive bits share octets.
-Fields named `ticket` or `reserved_*` carry nothing. https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf section 1.3
+Fields named `ticket` or `reserved_*` carry nothing. Short strings are UTF-8, but for those of methods that carry a
+message: its routing key may be any bytes. https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf section 1.3
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Short = Annotated[int, "short"]
 Long = Annotated[int, "long"]
 LongLong = Annotated[int, "longlong"]
 ShortString = Annotated[str, "shortstr"]
+ShortBytes = Annotated[str, "shortbytes"]
 LongString = Annotated[bytes, "longstr"]
 Table = Annotated[dict[str, Any], "table"]
 
@@ -44,7 +46,7 @@ class Method:
             if kind == "bit":
                 bits = sum(1 << place for place, value in enumerate(values) if value)
                 pieces.append(bits.to_bytes((len(values) + 7) // 8, "little"))
-            elif kind == "shortstr":
+            elif kind in ("shortstr", "shortbytes"):
                 pieces.append(wire.short_string(values[0]))
             elif kind == "longstr":
                 pieces.append(wire.long_string(values[0]))
@@ -79,7 +81,8 @@ class Method:
 
 
 _READ: dict[str, Callable[[bytes, int], tuple[Any, int]]] = {
-    "shortstr": wire.read_short_string,
+    "shortstr": wire.read_short_text,
+    "shortbytes": wire.read_short_string,
     "longstr": wire.read_long_string,
     "table": wire.read_table,
 }

@@ -16,6 +16,7 @@ from protocols.amqp.method_codec import (
     Method,
     Octet,
     Short,
+    ShortBytes,
     ShortString,
     Table,
     decode_method,
@@ -338,8 +339,8 @@ class BasicCancelOk(Method):
 @method(60, 40, "basic.publish")
 class BasicPublish(Method):
     ticket: Short = 0
-    exchange: ShortString = ""
-    routing_key: ShortString = ""
+    exchange: ShortBytes = ""
+    routing_key: ShortBytes = ""
     mandatory: Bit = False
     immediate: Bit = False
 
@@ -347,18 +348,18 @@ class BasicPublish(Method):
 @method(60, 50, "basic.return")
 class BasicReturn(Method):
     reply_code: Short = 0
-    reply_text: ShortString = ""
-    exchange: ShortString = ""
-    routing_key: ShortString = ""
+    reply_text: ShortBytes = ""
+    exchange: ShortBytes = ""
+    routing_key: ShortBytes = ""
 
 
 @method(60, 60, "basic.deliver")
 class BasicDeliver(Method):
-    consumer_tag: ShortString = ""
+    consumer_tag: ShortBytes = ""
     delivery_tag: LongLong = 0
     redelivered: Bit = False
-    exchange: ShortString = ""
-    routing_key: ShortString = ""
+    exchange: ShortBytes = ""
+    routing_key: ShortBytes = ""
 
 
 @method(60, 70, "basic.get")
@@ -372,8 +373,8 @@ class BasicGet(Method):
 class BasicGetOk(Method):
     delivery_tag: LongLong = 0
     redelivered: Bit = False
-    exchange: ShortString = ""
-    routing_key: ShortString = ""
+    exchange: ShortBytes = ""
+    routing_key: ShortBytes = ""
     message_count: Long = 0
 
 

@@ -2,7 +2,8 @@
 
 1. Type letters are RabbitMQ's (amqp-0-9-1-errata, section 3): t b B s u I i l f d D S A T F V x; `U` (int16) and `L`
    (int64) of the specification are read as well.
-2. Text is `str`; bytes that are not UTF-8 become surrogate escapes, so that encoding gives back the same bytes.
+2. Text is `str`; bytes that are not UTF-8 become surrogate escapes, so that encoding gives back the same bytes, where
+   they are not refused (`read_short_text`).
 3. Every length is checked against the bytes there are before anything is sliced; tables nest at most 32 deep. Whatever
    is wrong raises `SyntaxFault`, nothing else.
 4. A timestamp is an `int` of its own class (seconds), as its 64 bits reach further than `datetime`.
@@ -17,7 +18,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from protocols.amqp.errors import SyntaxFault
+from protocols.amqp.errors import MalformedText, SyntaxFault
 from protocols.sansio import LocalProtocolError
 
 NESTING_MAX = 32
@@ -50,6 +51,16 @@ def read_short_string(data: bytes, pos: int) -> tuple[str, int]:
     if stop > len(data):
         raise SyntaxFault("short string longer than its frame")
     return data[start:stop].decode("utf-8", TEXT_ERRORS), stop
+
+
+def read_short_text(data: bytes, pos: int) -> tuple[str, int]:
+    """The same of a string that must be UTF-8. Raises MalformedText."""
+    text, stop = read_short_string(data, pos)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise MalformedText("Malformed UTF-8 in shortstr") from None
+    return text, stop
 
 
 def read_long_string(data: bytes, pos: int) -> tuple[bytes, int]:

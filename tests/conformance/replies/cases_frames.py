@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocols.amqp import methods as m
 from protocols.amqp.connection import PROTOCOL_HEADER
 from tests.conformance.replies.client import Login, On
-from tests.conformance.replies.steps import EMPTY_HEADER, HEADER_60, PUBLISH_HEAD, Q, call, case, frame
+from tests.conformance.replies.steps import EMPTY_HEADER, HEADER_60, PUBLISH_HEAD, Q, call, case, frame, publish
 
 # --- frames
 case("an unknown frame type", frame(9, 1, b"abc"))
@@ -22,6 +22,10 @@ case("an unknown method", frame(1, 1, b"\0\x3c\0\x63"))
 case("an unknown method on channel 0", frame(1, 0, b"\0\x0a\0\x63"))
 case("a method that is cut short", frame(1, 1, m.QueueDeclare(queue=Q).encode()[:8]))
 case("a method with bytes behind it", frame(1, 1, m.BasicQos().encode() + b"more"))
+BAD_TEXT = "\udcff"
+case("a queue's name that is not UTF-8", m.QueueDeclare(queue=BAD_TEXT))
+case("a binding's key that is not UTF-8", m.QueueBind(exchange="amq.direct", routing_key=BAD_TEXT))
+case("a routing key that is not UTF-8", m.ConfirmSelect(), publish(BAD_TEXT, b"abcd", mandatory=True))
 case("a table that is longer than its frame", frame(1, 1, m.QueueDeclare(queue=Q).encode()[:-4] + b"\0\0\1\0"))
 case("a table with an unknown type", frame(1, 1, m.QueueDeclare(queue=Q).encode()[:-4] + b"\0\0\0\4\1aZx"))
 case("a body without a header", PUBLISH_HEAD, frame(3, 1, b"abcd"))

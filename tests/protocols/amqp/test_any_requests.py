@@ -26,7 +26,7 @@ ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.just({}) | ANY_TABLE | st.dict
     max_size=2,
 )  # fmt: skip
 KINDS = [kind for kind in methods.METHODS.values() if kind not in methods.NOT_FOR_CHANNELS and kind.IDENT >> 16 != 10]
-VALUES = {**FIELD_VALUES, "shortstr": NAMES, "table": ARGUMENTS, "longlong": st.integers(0, 6)}
+VALUES = {**FIELD_VALUES, "shortstr": NAMES, "shortbytes": NAMES, "table": ARGUMENTS, "longlong": st.integers(0, 6)}
 
 
 @st.composite

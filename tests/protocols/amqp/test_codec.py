@@ -125,7 +125,7 @@ ANY_TABLE = st.dictionaries(
 FIELD_VALUES = {
     "bit": st.booleans(), "octet": st.integers(0, 255), "short": st.integers(0, 65535),
     "long": st.integers(0, 2**32 - 1), "longlong": st.integers(0, 2**64 - 1),
-    "shortstr": TEXT, "longstr": st.binary(max_size=40), "table": ANY_TABLE,
+    "shortstr": TEXT, "shortbytes": TEXT, "longstr": st.binary(max_size=40), "table": ANY_TABLE,
 }  # fmt: skip
 
 
@@ -150,8 +150,8 @@ def test_methods_read_back(method: Method) -> None:
 
 
 SAMPLES = {
-    "bit": True, "octet": 9, "short": 513, "long": 70000, "longlong": 1 << 40, "shortstr": "name", "longstr": b"long",
-    "table": {"a": 1, "b": {"c": "d"}},
+    "bit": True, "octet": 9, "short": 513, "long": 70000, "longlong": 1 << 40, "shortstr": "name", "shortbytes": "key",
+    "longstr": b"long", "table": {"a": 1, "b": {"c": "d"}},
 }  # fmt: skip
 
 
