@@ -231,6 +231,14 @@ class LogTruncated(MillraceError):
         self.topic, self.partition, self.offset = topic, partition, offset
 
 
+class DeserializationFailed(MillraceError):
+    """A deserializer failed, by the error that is the cause, on the record at `offset`: who seeks behind it goes on."""
+
+    def __init__(self, topic: str, partition: int, offset: int, error: Exception) -> None:
+        super().__init__(f"offset {offset} of partition {partition} of topic {topic!r} cannot be read: {error!r}")
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+
 class NotEnoughReplicas(StorageUnavailable):
     """Fewer replicas of the partition are in sync than have to be; nothing was appended."""
 

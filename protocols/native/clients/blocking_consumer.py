@@ -17,7 +17,14 @@ from protocols.native.clients.blocking_user import ClientUser
 from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
-from protocols.native.errors import ConnectionLost, LogTruncated, MillraceError, OffsetOutOfRange, error_from_wire
+from protocols.native.errors import (
+    ConnectionLost,
+    DeserializationFailed,
+    LogTruncated,
+    MillraceError,
+    OffsetOutOfRange,
+    error_from_wire,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -188,10 +195,13 @@ class BlockingConsumer(ClientUser):
                 self._move(key, self._start(key))
                 continue
             batches = split_batches(fetched.records)
-            for batch in batches:
-                records = batch_records(*key, batch, offsets.get(key, self._fetch_offsets[key]))
-                found += records if self._on_records is None or not records else self._on_records(records)
-                offsets[key] = offset_after(batch)
+            try:
+                for records, offset in self._decoded(key, batches):
+                    found += records
+                    offsets[key] = offset
+            except DeserializationFailed as unreadable:
+                if key not in offsets:  # else what comes before it is handed out first
+                    failure = failure or unreadable
             if batches:
                 last[key] = last_of(batches)
         # All at once, so that whoever is interrupted finds all of it or nothing.
@@ -200,6 +210,20 @@ class BlockingConsumer(ClientUser):
         )  # fmt: skip
         if failure is not None:
             raise failure
+
+    def _decoded(
+        self, key: tuple[str, int], batches: Iterable[memoryview]
+    ) -> Iterator[tuple[list[ConsumerRecord], int]]:
+        """The records of each batch to hand out, and where reading goes on then. Raises DeserializationFailed."""
+        offset = self._fetch_offsets[key]
+        for batch in batches:
+            records, left = batch_records(*key, batch, offset), None
+            if self._on_records is not None and records:
+                records, left = self._on_records(records)
+            offset = offset_after(batch) if left is None else left
+            yield records, offset
+            if left is not None:
+                return
 
     def _validated(self) -> list[tuple[str, int]]:
         """The partitions that may be read on; see `Consumer`. Raises LogTruncated, with reset "error"."""

@@ -403,7 +403,12 @@ class Consumer(Fetcher):
             taken = self._records[self._next : self._next + max_records - len(result)]
             self._next += len(taken)
             result += taken
-            if len(result) >= max_records or not self._decode_next():
+            try:
+                if len(result) >= max_records or not self._decode_next():
+                    return result
+            except Exception:  # of a hook: who asks next is told, and what there is by now is not lost
+                if not result:
+                    raise
                 return result
 
     async def stand_by(self) -> None:

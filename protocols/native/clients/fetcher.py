@@ -97,12 +97,19 @@ class Position:
 class _Fetched:
     """A batch that waits for the application."""
 
-    __slots__ = ("batch", "generation", "position")
+    __slots__ = ("batch", "generation", "left", "position")
 
     def __init__(self, position: Position, batch: memoryview) -> None:
         self.position = position
         self.generation = position.generation
         self.batch = batch
+        self.left: int | None = None
+        """From where on it comes again, where not all that was decoded of it could be handed out."""
+
+    @property
+    def end_offset(self) -> int:
+        """Where the records end that were decoded of it."""
+        return offset_after(self.batch) if self.left is None else self.left
 
 
 class Fetcher(Service):
@@ -145,7 +152,7 @@ class Fetcher(Service):
         position = self._positions[topic, partition]
         current = self._current
         if current is not None and current.position is position and current.generation == position.generation:
-            return self._records[self._next].offset if self._next < len(self._records) else offset_after(current.batch)
+            return self._records[self._next].offset if self._next < len(self._records) else current.end_offset
         return position.offset
 
     async def _reset_offsets(self, partitions: list[Partition]) -> dict[Partition, int]:
@@ -226,14 +233,18 @@ class Fetcher(Service):
                 position.parked.append(fetched)
                 continue
             records = batch_records(position.topic, position.partition, fetched.batch, position.offset)
+            fetched.left = None
             if self._on_records is not None and records:
                 try:
-                    records = self._on_records(records)
+                    records, fetched.left = self._on_records(records)
                 except BaseException:
                     self._fetched.appendleft(fetched)
                     raise
-            position.buffered_bytes -= len(fetched.batch)
-            self._look_again()
+            if fetched.left is None:
+                position.buffered_bytes -= len(fetched.batch)
+                self._look_again()
+            else:
+                self._fetched.appendleft(fetched)
             self._records = records
             self._next = 0
             self._current = fetched
@@ -245,7 +256,7 @@ class Fetcher(Service):
         current = self._current
         if current is not None:
             if current.generation == current.position.generation:
-                current.position.offset = offset_after(current.batch)
+                current.position.offset = current.end_offset
             self._forget_current()
 
     def _put_back(self) -> None:
@@ -256,8 +267,9 @@ class Fetcher(Service):
         position = current.position
         if current.generation == position.generation:
             position.offset = self._records[self._next].offset
-            position.buffered_bytes += len(current.batch)
-            self._fetched.appendleft(current)
+            if current.left is None:
+                position.buffered_bytes += len(current.batch)
+                self._fetched.appendleft(current)
         self._forget_current()
 
     def _set_paused(self, keys: Iterable[Partition], paused: bool) -> None:

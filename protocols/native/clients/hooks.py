@@ -2,7 +2,8 @@
 
 1. A record on its way out: interceptors (`on_send`, in turn), then serialisers, then the partitioner, unless the
    application chose a partition. When it is stored, or not, interceptors are told.
-2. A batch on its way in: deserialisers, then interceptors (`on_consume`, in turn).
+2. A batch on its way in: deserialisers, then interceptors (`on_consume`, in turn). The records before one that a
+   deserialiser fails on are handed out first; then it is an error each time, until the application seeks behind it.
 3. An error of a hook is an error of `send`, or of asking for records; of who is only told it is logged.
 """
 
@@ -16,7 +17,7 @@ import msgspec
 
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.records import ConsumerRecord, Headers, RecordMetadata
-from protocols.native.errors import MillraceError
+from protocols.native.errors import DeserializationFailed, MillraceError
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]
 Partitioner = Callable[[str, bytes | None, bytes | None, int], int | None]
 """Topic, key, value and number of partitions; None: as without it."""
-OnRecords = Callable[[list[ConsumerRecord]], list[ConsumerRecord]]
+OnRecords = Callable[[list[ConsumerRecord]], tuple[list[ConsumerRecord], int | None]]
+"""What to hand out of records, and the offset of the first that is left for the next time, if any is."""
 
 
 class ProducerRecord(msgspec.Struct):
@@ -97,14 +99,29 @@ def on_records_of(
     if key_deserializer is None and value_deserializer is None and not interceptors:
         return None
 
-    def on_records(records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+    def on_records(records: list[ConsumerRecord]) -> tuple[list[ConsumerRecord], int | None]:
+        left = None
         if key_deserializer is not None or value_deserializer is not None:
-            records = [_deserialized(record, key_deserializer, value_deserializer) for record in records]
+            records, left = _all_deserialized(records, key_deserializer, value_deserializer)
         for interceptor in interceptors:
             records = interceptor.on_consume(records)
-        return records
+        return records, left
 
     return on_records
+
+
+def _all_deserialized(
+    records: list[ConsumerRecord], key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
+) -> tuple[list[ConsumerRecord], int | None]:
+    found: list[ConsumerRecord] = []
+    for record in records:
+        try:
+            found.append(_deserialized(record, key_deserializer, value_deserializer))
+        except Exception as error:
+            if not found:
+                raise DeserializationFailed(record.topic, record.partition, record.offset, error) from error
+            return found, record.offset
+    return found, None
 
 
 def _deserialized(

@@ -19,6 +19,7 @@ from millrace import (
     ConsumerInterceptor,
     ConsumerRecord,
     DeliveryTimedOut,
+    DeserializationFailed,
     LinkConfig,
     MillraceError,
     Producer,
@@ -338,7 +339,47 @@ async def test_a_record_that_cannot_be_read_is_an_error_each_time() -> None:
         async with Consumer(running.server, auto_offset_reset="earliest", value_deserializer=json.loads) as consumer:
             await consumer.assign("t")
             for _ in range(2):
-                with pytest.raises(ValueError, match="Expecting value"):
+                with pytest.raises(DeserializationFailed, match="Expecting value"):
                     await anext(consumer)
             await consumer.seek("t", 0, 1)
             assert await consumer.poll(10) == []
+
+
+@pytest.mark.parametrize("most", [1, 500])
+async def test_all_records_around_those_that_cannot_be_read_are_handed_out(most: int) -> None:
+    def blocking(server: str) -> list[int]:
+        with BlockingConsumer(server, "h", auto_offset_reset="earliest", value_deserializer=int) as consumer:
+            consumer.assign("t")
+            got: list[int] = []
+            for _ in range(20):
+                try:
+                    got += [record.value for record in consumer.fetch(most, timeout_ms=100)]  # type: ignore[misc]
+                except DeserializationFailed as error:
+                    consumer.seek(error.topic, error.partition, error.offset + 1)
+            return got
+
+    async with native_broker() as running, Producer(running.server) as producer:
+        for values in ((b"0", b"1"), (b"2", b"3", b"x", b"y", b"4"), (b"z",), (b"5", b"6")):
+            for value in values:
+                await producer.send("t", value)
+            await producer.flush()
+        async with Consumer(
+            running.server, "g", auto_offset_reset="earliest", value_deserializer=int, fetch_min_bytes=500
+        ) as consumer:
+            await consumer.assign("t")
+            got, failed = list[int](), list[tuple[int, int]]()
+            with trio.fail_after(20):
+                while len(got) < 7:
+                    try:
+                        got += [record.value for record in await consumer.poll(2000, most)]  # type: ignore[misc]
+                        consumer.pause([("t", 0)])
+                        consumer.resume([("t", 0)])
+                    except DeserializationFailed as error:
+                        failed.append((error.offset, consumer.position("t", 0)))
+                        await consumer.commit()
+                        if failed.count(failed[-1]) == 2:
+                            await consumer.seek(error.topic, error.partition, error.offset + 1)
+            assert got == list(range(7))
+            assert failed == [(offset, offset) for offset in (4, 5, 7) for _ in range(2)]
+            with trio.fail_after(20):
+                assert await trio.to_thread.run_sync(blocking, running.server) == got
