@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import pika
 import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from benchmarks.wire_mqtt import Mqtt, packet, utf8
 from benchmarks.wire_proto import BrokerError
@@ -215,7 +216,7 @@ class NativeReader(Worker):
 
 # --- AMQP and MQTT ------------------------------------------------------------------------------
 
-PIKA_ERRORS = _PIKA = (pika.exceptions.AMQPError, OSError)
+PIKA_ERRORS = _PIKA = (pika.exceptions.AMQPError, AMQPConnectorException, OSError)
 _PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from tests.support.cluster import ClusterProcesses
 from tests.support.peer_relay import PeerRelay
@@ -26,23 +27,38 @@ class Faults:
             "kill-all": self._kill_all,
             "stop": self._stop,
             "pause": self._pause,
+            "pause-all": self._pause_all,
+            "kill-with-pause": self._kill_with_pause,
             "isolate": self._isolate,
+            "kill-with-isolate": self._kill_with_isolate,
             "cut": self._cut,
+            "cut-in-turn": self._cut_in_turn,
             "etcd": self._etcd,
             "full": self._full,
+            "full-two": self._full_two,
+            "kill-while-full": self._kill_while_full,
+            "restart-all": self._restart_all,
         }
         etcd = cluster.etcd
         if etcd.count > 1:
             self.named["etcd-pause"] = self._etcd_pause
+            self.named["etcd-pause-two"] = self._etcd_pause_two
         if etcd.may_be_killed:
             self.named["etcd-kill"] = self._etcd_kill
             self.named["etcd-kill-leader"] = self._etcd_kill_leader
             self.named["etcd-kill-with-broker"] = self._etcd_kill_with_broker
+            self.named["etcd-restart-all"] = self._etcd_restart_all
         elif etcd.count > 1:
             print(f"no member of etcd {etcd.version} is killed: before 3.5.3 that can lose a transaction", flush=True)
 
     def _victim(self) -> int:
         return self.dice.choice(list(self.cluster.brokers))
+
+    def _victims(self) -> list[int]:
+        return self.dice.sample(list(self.cluster.brokers), 2)
+
+    def _in_a_while(self, seconds: float) -> None:
+        time.sleep(self.dice.uniform(0, seconds))
 
     # --- brokers
 
@@ -70,11 +86,53 @@ class Faults:
         yield
         self.cluster.resume(victim)
 
-    def _full(self) -> Iterator[None]:
-        victim = self.cluster.brokers[self._victim()]
-        victim.process.send_signal(signal.SIGUSR1)
+    def _pause_all(self) -> Iterator[None]:
+        victims = list(self.cluster.brokers)
+        for victim in victims:
+            self.cluster.pause(victim)
         yield
-        victim.process.send_signal(signal.SIGUSR2)
+        self.dice.shuffle(victims)
+        for victim in victims:
+            self.cluster.resume(victim)
+            self._in_a_while(1.5)
+
+    def _kill_with_pause(self) -> Iterator[None]:
+        killed, paused = self._victims()
+        self.cluster.kill9(killed)
+        self._in_a_while(3)
+        self.cluster.pause(paused)
+        yield
+        self.cluster.resume(paused)
+        self.cluster.restart(killed)
+
+    def _restart_all(self) -> Iterator[None]:
+        for victim, broker in self.cluster.brokers.items():
+            code = broker.terminate()
+            assert code == 0, f"broker {victim} stopped with code {code}"
+            self.cluster.restart(victim)
+        yield
+
+    def _full(self) -> Iterator[None]:
+        yield from self._without_room([self._victim()])
+
+    def _full_two(self) -> Iterator[None]:
+        yield from self._without_room(self._victims())
+
+    def _without_room(self, victims: Sequence[int]) -> Iterator[None]:
+        processes = [self.cluster.brokers[victim].process for victim in victims]
+        for process in processes:
+            process.send_signal(signal.SIGUSR1)
+        yield
+        for process in processes:
+            process.send_signal(signal.SIGUSR2)
+
+    def _kill_while_full(self) -> Iterator[None]:
+        victim = self._victim()
+        self.cluster.brokers[victim].process.send_signal(signal.SIGUSR1)
+        self._in_a_while(3)
+        self.cluster.kill9(victim)
+        yield
+        self.cluster.restart(victim)
 
     # --- links
 
@@ -91,10 +149,26 @@ class Faults:
 
     def _cut(self) -> Iterator[None]:
         relay = self._relay
-        source, target = self.dice.sample(list(self.cluster.brokers), 2)
-        relay.cut(source, target)
+        relay.cut(*self._victims())
         yield
         relay.heal(hang_up=self.dice.random() < 0.5)
+
+    def _cut_in_turn(self) -> Iterator[None]:
+        relay = self._relay
+        for _ in range(5):
+            relay.cut(*self._victims())
+            self._in_a_while(1.5)
+            relay.heal(hang_up=self.dice.random() < 0.5)
+        yield
+
+    def _kill_with_isolate(self) -> Iterator[None]:
+        relay, (isolated, killed) = self._relay, self._victims()
+        relay.isolate(isolated)
+        self._in_a_while(5)
+        self.cluster.kill9(killed)
+        yield
+        relay.heal(hang_up=True)
+        self.cluster.restart(killed)
 
     # --- etcd
 
@@ -112,6 +186,25 @@ class Faults:
         etcd.signal(member, signal.SIGSTOP)
         yield
         etcd.signal(member, signal.SIGCONT)
+        etcd.compare()
+
+    def _etcd_pause_two(self) -> Iterator[None]:
+        etcd = self.cluster.etcd
+        members = self.dice.sample(range(etcd.count), 2)
+        for member in members:
+            etcd.signal(member, signal.SIGSTOP)
+        yield
+        for member in members:
+            etcd.signal(member, signal.SIGCONT)
+        etcd.compare()
+
+    def _etcd_restart_all(self) -> Iterator[None]:
+        etcd = self.cluster.etcd
+        for member in range(etcd.count):
+            etcd.kill9(member)
+            self._in_a_while(1)
+            etcd.restart(member)
+        yield
         etcd.compare()
 
     def _etcd_kill(self) -> Iterator[None]:
