@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from routing.errors import PreconditionFailed
 from routing.queues.homes.receipts import receive
@@ -114,8 +114,8 @@ class Settling:
             queue.give_back(offsets[0], count)
         elif outcome is ACK:
             queue.settle_offsets(offsets)
-        elif outcome is Outcome.RECEIVED:
-            receive(cast("Queue", queue), offsets)  # of one that lasts
+        elif outcome is Outcome.RECEIVED and isinstance(queue, Queue):
+            receive(queue, offsets)
         elif outcome is Outcome.REQUEUE:
             queue.give_back_offsets(offsets, Cause.REQUEUED)
         elif outcome is Outcome.RELEASE:

@@ -1,4 +1,4 @@
-"""What is delivered past a queue to a consumer whose deliveries end with it."""
+"""What is delivered past a queue to a consumer whose deliveries end with it, or was taken from who held it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class Passed:
     """Stands for a queue in what a session has not settled: nobody has kept the messages, so there is nothing to do for
-    them but to count. Offsets are the session's own ids.
+    them but to count. Offsets are the session's own ids, where nothing was kept.
     """
 
     __slots__ = ("name", "queue")
@@ -38,5 +38,5 @@ class Passed:
         self.settle_offsets(offsets)
 
     def reject(self, offsets: Sequence[int]) -> None:
-        """Nobody wants to know: such a queue is not passed (`Queue.open_to`)."""
+        """Nobody wants to know: a queue that would is not passed (`Queue.open_to`), and what is taken is gone."""
         self.settle_offsets(offsets)

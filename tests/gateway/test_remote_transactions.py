@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from core_log.record_batch import BatchBuilder
 from gateway.etcd_process import EtcdProcess
 from routing.administration import administer
+from routing.cluster.clients.transaction_links import Settlement
+from routing.cluster.metadata.log_names import home_log
 from routing.errors import LimitExceeded
 from routing.transactions import Plan
 from tests.gateway.test_member import Running, three, until
@@ -243,6 +246,50 @@ async def test_what_is_decided_a_queue_takes_that_another_broker_leads_and_that_
         await at(brokers[3], commit)
         assert one.topology.queues["full"].message_count == 5
         assert brokers[2].server.broker.topology.queues["b"].message_count == 1
+
+
+async def test_what_was_given_out_again_meanwhile_is_settled_all_the_same(etcd: EtcdProcess, tmp_path: Path) -> None:
+    """It may be the client of the transaction that got it, from the queue's next leader, and waits for the answer."""
+    async with town(etcd, tmp_path, "again") as brokers:
+        leader = brokers[1].server.broker
+        assert leader.engine is not None
+        transactions, queue = leader.engine.transactions, leader.topology.queues["a"]
+        held, decided = threading.Event(), threading.Event()
+
+        def hold(channel: BlockingChannel) -> tuple[bytes, bool]:
+            for number in range(5):
+                channel.basic_publish("", "a", b"%d" % number, PERSISTENT)
+            channel.tx_commit()
+            for method, _, _ in channel.consume("a"):
+                if method.delivery_tag == 5:
+                    break
+            held.set()
+            assert decided.wait(30)
+            channel.basic_nack(3, multiple=True, requeue=True)
+            channel.basic_ack(0, multiple=True)
+            channel.tx_commit()
+            method, _, body = next(iter(channel.consume("a")))
+            channel.basic_ack(method.delivery_tag)
+            channel.tx_commit()
+            return body, method.redelivered
+
+        for number in (1, 3):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep, found := list[tuple[bytes, bool]](), brokers[number], hold)
+                await until(held.is_set)
+                end = queue.partition.next_offset
+                one = Settlement(queue.id, 0, (), [end - 4, end - 3, end - 1, end - 1], False)
+                with trio.fail_after(30):
+                    await transactions.settle_here(home_log(queue.partition.index), [one], None)
+                decided.set()
+            assert found == [(b"0", True)], "what was settled stays so, whatever is said of it"
+            await until(lambda: (queue.outstanding, queue.message_count) == (0, 0))
+            held.clear()
+            decided.clear()
+
+
+async def keep(found: list[Any], broker: Running, what: Callable[[BlockingChannel], Any]) -> None:
+    found.append(await at(broker, what))
 
 
 async def test_a_broker_that_goes_leaves_all_or_nothing(etcd: EtcdProcess, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A *place* is a home's number, or `TOPICS`: all topics together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,13 +15,16 @@ from routing.cluster.clients.transaction_links import Settlement, each_in, range
 from routing.publishing.deduplication import put
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.passed import Passed
+from routing.queues.queue import Queue
+from routing.queues.runs_of import runs_of
 from routing.redo_records import Published, Settled
 from routing.topology.route import Route
+from routing.unsettled import Unsettled
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.queues.homes.home import Home
-    from routing.queues.queue import Queue
     from routing.session import Session
     from routing.topics.topic import Topic
     from routing.topics.topic_partition import TopicPartition
@@ -190,16 +193,48 @@ def places_of(session: Session, ids: Sequence[int]) -> list[int] | None:
     return offsets if len(offsets) == sought else None
 
 
-def held_by_others(
-    queue: Queue, offsets: Sequence[int], sessions: Iterable[Session], under_way: Iterable[Transaction]
-) -> bool:
-    """Whether somebody has one of these messages, and may give it back yet."""
+def take_from_holders(queue: Queue, offsets: Collection[int], sessions: Iterable[Session]) -> list[int]:
+    """Let what sessions say of messages that they hold mean nothing any more; which of them they hold."""
+    taken: list[int] = []
+    sought = set(offsets)
+    for session in sessions if queue.outstanding else ():
+        kept: list[Unsettled] = []
+        for entry in session.unsettled:
+            if entry.queue is queue:
+                kept += _without(entry, sought, taken)
+            else:
+                kept.append(entry)
+        session.unsettled = kept
+    queue.outstanding += len(taken)  # they say so once more when they have done with them
+    return sorted(taken)
+
+
+def _without(entry: Unsettled, sought: set[int], taken: list[int]) -> Iterator[Unsettled]:
+    """What becomes of a run of deliveries, some of which may be taken."""
+    assert isinstance(entry.queue, Queue)
+    there = entry.offsets_of(entry.first, entry.end)
+    found = [entry.first + at for at, offset in enumerate(there) if offset in sought]
+    taken += [there[delivery_id - entry.first] for delivery_id in found]
+    passed, rest = Passed(entry.queue), entry
+    for first, count in runs_of(found):
+        offsets = rest.offsets_of(first, first + count)
+        scattered = None if rest.offsets is None else list(offsets)
+        behind = rest.cut(first, first + count)
+        if rest.first < rest.end:
+            yield rest
+        yield Unsettled(first, first + count, offsets[0], passed, entry.consumer, scattered)
+        if behind is None:
+            return
+        rest = behind
+    yield rest
+
+
+def held_by_transactions(queue: Queue, offsets: Collection[int], transactions: Iterable[Transaction]) -> bool:
+    """Whether one that may give it back yet has taken one of these messages."""
     if not queue.outstanding:
         return False
     sought = set(offsets)
-    entries = [entry for session in sessions for entry in session.unsettled]
-    transactions = [session.transaction for session in sessions if session.transaction is not None]
-    entries += [entry for transaction in (*transactions, *under_way) for entry, _ in transaction.taken]
+    entries = [entry for transaction in transactions for entry, _ in transaction.taken]
     return any(
         not sought.isdisjoint(entry.offsets_of(entry.first, entry.end)) for entry in entries if entry.queue is queue
     )

@@ -6,8 +6,9 @@
    one. When the record is committed the transaction is decided. What is refused before has not happened; where nobody
    knows, the record is kept again, under the same key, until somebody does.
 3. What is decided takes effect at each home and topic apart, and again there until all of it is committed: what comes
-   twice is marked as redelivered, settlements of messages that are gone change nothing. Who has been given a message
-   again meanwhile keeps it until he has done with it, and so does the record.
+   twice is marked as redelivered, settlements of messages that are gone change nothing. A message that was given out
+   again meanwhile is settled all the same, and what is said of it later means nothing: it may well be the client of the
+   transaction that got it, who waits for the answer. Where another transaction has taken it, this one waits for that.
 4. When all is committed the client is answered, and the record is forgotten. A client is not kept waiting for longer
    than `PATIENCE_S`: the error says that it is not known yet, and the rest goes on without him.
 5. Who leads a log of records does the same for those of processes that are gone.
@@ -29,7 +30,13 @@ from core_log.keyed_store import KeyedStore
 from routing.cluster.clients.led_stores import LedStore, LedStores
 from routing.cluster.clients.remote_queue import RemoteQueue
 from routing.cluster.clients.shared_steps import SharedSteps
-from routing.cluster.clients.transaction_effects import Effects, Target, held_by_others, places_of
+from routing.cluster.clients.transaction_effects import (
+    Effects,
+    Target,
+    held_by_transactions,
+    places_of,
+    take_from_holders,
+)
 from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement, TransactionLink, each_in, ranges_of
 from routing.cluster.metadata.log_names import TRANSACTIONS, home_log, log_of_kind, number_of
 from routing.errors import StorageUnavailable
@@ -398,7 +405,9 @@ class SharedTransactions:
                 continue
             offsets = each_in(one.offsets)
             queue.settle_waiting(offsets, rejected=one.rejected)
-            held = held or held_by_others(queue, offsets, self._broker.sessions, self._under_way())
+            if taken := take_from_holders(queue, offsets, self._broker.sessions):
+                (queue.reject if one.rejected else queue.settle_offsets)(taken)
+            held = held or held_by_transactions(queue, offsets, self._under_way())
         home.seal_all()
         self._engine.want_turn()
         if home.log.error is not None:
@@ -411,7 +420,8 @@ class SharedTransactions:
     def _under_way(self) -> list[Transaction]:
         """Transactions of clients of this broker that may give back yet what they have taken."""
         waiting = [work.plan.transaction for work in self._works if not work.is_applied]
-        return [*self._broker.transactions.under_way, *waiting]
+        open_ones = [session.transaction for session in self._broker.sessions if session.transaction is not None]
+        return [*open_ones, *self._broker.transactions.under_way, *waiting]
 
     def _led(self, log: str) -> QueuePartition:
         """Raises StorageUnavailable."""
