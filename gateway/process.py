@@ -22,6 +22,9 @@ from gateway.server import serve, tune_process
 
 log = structlog.get_logger(__name__)
 
+_FAILED_STOP_S_MAX = 30
+"""Then the process is ended (SIGALRM): who waits for a thread may wait for ever."""
+
 
 def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
@@ -43,12 +46,17 @@ async def _serve_until_signal(config: Config) -> None:
             tune_process()
             log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
             _tell([*(f"{listener.door} {listener.address}" for listener in server.listeners), "ready"])
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    server.reload()
-                    continue
-                log.info("stopping", signal=signal.Signals(number).name)
-                break
+            try:
+                async for number in signals:
+                    if number == signal.SIGHUP:
+                        server.reload()
+                        continue
+                    log.info("stopping", signal=signal.Signals(number).name)
+                    break
+            except trio.Cancelled:  # by trio, a task of whose own has failed: threads can tell nobody any more
+                signal.alarm(_FAILED_STOP_S_MAX)
+                log.critical("the event loop has failed, most likely for want of memory: the process ends")
+                raise
     log.info("stopped")
 
 

@@ -53,6 +53,40 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 FREE = ("--amqp", "127.0.0.1:0", "--mqtt", "off", "--native", "off")
 
 
+FAILING = """
+import trio
+from gateway import process
+from gateway.cli import main
+
+async def waits():  # as for a thread that can tell nobody
+    with trio.CancelScope(shield=True):
+        await trio.sleep_forever()
+
+def fails():
+    raise MemoryError
+
+def tell(lines):
+    trio.lowlevel.spawn_system_task(waits)
+    trio.lowlevel.current_trio_token().run_sync_soon(fails)
+
+process._tell, process._FAILED_STOP_S_MAX = tell, 1
+main()
+"""
+
+
+def test_a_broker_whose_event_loop_has_failed_ends(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING, "serve", "--data-dir", str(tmp_path), *FREE],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGALRM, ended.stderr
+    assert "the event loop has failed" in ended.stderr
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
 def test_nobody_has_to_hear_that_it_is_ready(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
