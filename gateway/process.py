@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import structlog
 import trio
@@ -38,25 +39,41 @@ def run(config: Config) -> None:
         raise first_error(refused) from None
 
 
+@contextmanager
+def _ends_with_trio() -> Iterator[None]:
+    """Until the block is left, see to it that the process ends where a task of trio's own has failed."""
+    over = False
+
+    async def watch() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if not over:  # threads can tell nobody any more
+                signal.alarm(_FAILED_STOP_S_MAX)
+                log.critical("the event loop has failed, most likely for want of memory: the process ends")
+
+    trio.lowlevel.spawn_system_task(watch)
+    try:
+        yield
+    finally:
+        over = True
+
+
 async def _serve_until_signal(config: Config) -> None:
     began = time.monotonic()
     trio.socket.set_custom_hostname_resolver(Names())
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    receiver = trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with _ends_with_trio(), receiver as signals:
         async with serve(config, holds=True) as server:
             tune_process()
             log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
             _tell([*(f"{listener.door} {listener.address}" for listener in server.listeners), "ready"])
-            try:
-                async for number in signals:
-                    if number == signal.SIGHUP:
-                        server.reload()
-                        continue
-                    log.info("stopping", signal=signal.Signals(number).name)
-                    break
-            except trio.Cancelled:  # by trio, a task of whose own has failed: threads can tell nobody any more
-                signal.alarm(_FAILED_STOP_S_MAX)
-                log.critical("the event loop has failed, most likely for want of memory: the process ends")
-                raise
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    server.reload()
+                    continue
+                log.info("stopping", signal=signal.Signals(number).name)
+                break
     log.info("stopped")
 
 
