@@ -256,12 +256,11 @@ class Control:
         answers.
         """
         queue = self.topology.vhost(vhost).source(name, owner)
-        if not isinstance(queue, Queue) or queue.elsewhere:
-            try:
-                await queue.refresh()
-            except LedHere:
-                return await self.check_queue(name, owner, vhost=vhost)
-        else:
+        try:
+            await queue.refresh()
+        except LedHere:
+            return await self.check_queue(name, owner, vhost=vhost)
+        if isinstance(queue, Queue) and not queue.elsewhere:
             queue.rules.used()
             queue.rules.catch_up()
             if not await self._is_served(queue):
@@ -330,6 +329,7 @@ class Control:
         """
         queue = self.topology.vhost(vhost).queue(name, owner, "queue.purge")
         if not queue.elsewhere:
+            await queue.refresh()
             queue.rules.catch_up()
             if await self._is_served(queue):
                 return queue.purge()

@@ -374,6 +374,7 @@ class Queue:
 
     async def refresh(self) -> None:
         """Have its counts be what they are now, wherever it is led. Raises StorageUnavailable."""
+        await self.partition.until_given(self)
 
     async def feed(self) -> bool:
         """Where nothing is in line: wait until something is; False if nothing will be."""

@@ -251,7 +251,7 @@ def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bo
             queue.require_led()
         if if_unused and queue.consumer_count:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' in use")
-        if if_empty and queue.message_count:
+        if if_empty and (queue.message_count or queue.partition.held_for(queue)):
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")
         plan.message_count = queue.message_count
 

@@ -91,6 +91,10 @@ class RemoteHome:
             end = self.stream.take(len(part.bodies), part.size, Slabs(ids, once_in_ms, part, self.again))
         return end
 
+    def held_for(self, queue: Queue) -> int:
+        """See `QueuePartition`: its leader waits for these before it counts."""
+        return 0
+
     def prepare(self, destinations: DestinationSet) -> None:
         """See `Home`."""
 

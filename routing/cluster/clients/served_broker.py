@@ -335,15 +335,27 @@ class ServedBroker:
         queue = self._queue(request, log, leader_epoch, queue_id)
         if queue is None:
             return
+        if what not in ("count", "purge"):
+            self._broker.spawn(self._get, request, queue, number, what == "get_no_ack")
+        elif queue.partition.held_for(queue):
+            self._broker.spawn(self._count_later, request, what, log, leader_epoch, queue)
+        else:
+            self._count(request, what, queue)
+
+    def _count(self, request: int, what: str, queue: Queue) -> None:
+        """Count a queue, or purge it."""
         if what == "count":
             queue.rules.used()
-            queue.rules.catch_up()
-            self.link.answer(request, Answer(None, queue.message_count, queue.consumer_count))
-        elif what == "purge":
-            queue.rules.catch_up()
-            self.link.answer(request, Answer(None, queue.purge(), queue.consumer_count))
-        else:
-            self._broker.spawn(self._get, request, queue, number, what == "get_no_ack")
+        queue.rules.catch_up()
+        count = queue.message_count if what == "count" else queue.purge()
+        self.link.answer(request, Answer(None, count, queue.consumer_count))
+
+    async def _count_later(self, request: int, what: str, log: str, leader_epoch: int, queue: Queue) -> None:
+        """The same once what was taken for it before is in it."""
+        await queue.refresh()
+        if self._queue(request, log, leader_epoch, queue.id) is not None:
+            self._count(request, what, queue)
+        self._broker.end_turn()
 
     async def _get(self, request: int, queue: Queue, number: int, no_ack: bool) -> None:
         session = self._session(number, queue)
