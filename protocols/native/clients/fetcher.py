@@ -232,14 +232,14 @@ class Fetcher(Service):
             if position.paused:
                 position.parked.append(fetched)
                 continue
-            records = batch_records(position.topic, position.partition, fetched.batch, position.offset)
             fetched.left = None
-            if self._on_records is not None and records:
-                try:
+            try:
+                records = batch_records(position.topic, position.partition, fetched.batch, position.offset)
+                if self._on_records is not None and records:
                     records, fetched.left = self._on_records(records)
-                except BaseException:
-                    self._fetched.appendleft(fetched)
-                    raise
+            except BaseException:  # it comes again: nothing is passed over that nobody was told of
+                self._fetched.appendleft(fetched)
+                raise
             if fetched.left is None:
                 position.buffered_bytes -= len(fetched.batch)
                 self._look_again()

@@ -9,7 +9,8 @@ import pytest
 import trio
 import trio.lowlevel
 
-from core_log.batch_header import parse_header, validate, with_producer
+from core_log.batch_header import HEADER, encode_batch, parse_header, validate, with_producer
+from core_log.compression import Compression
 from core_log.memory_files import MemoryFiles
 from millrace import (
     BatchTooLarge,
@@ -343,6 +344,32 @@ async def test_a_record_that_cannot_be_read_is_an_error_each_time() -> None:
                     await anext(consumer)
             await consumer.seek("t", 0, 1)
             assert await consumer.poll(10) == []
+
+
+async def test_a_batch_that_cannot_be_decompressed_is_an_error_each_time() -> None:
+    """Brokers take what is compressed as it comes. What is in one poll with it must not hide it."""
+    async with native_broker() as running, Producer(running.server) as producer:
+        for value in (b"0", b"1"):
+            await producer.send("t", value)
+            await producer.flush()
+        log = running.broker.topics["t"].partitions[0].log
+        fields = HEADER.unpack_from(batch_of(b"x"))
+        log.append(encode_batch((*fields[:5], Compression.GZIP, *fields[6:]), b"no gzip"))
+        await producer.send("t", b"2")
+        await producer.flush()
+        async with Consumer(running.server, auto_offset_reset="earliest", fetch_min_bytes=300) as consumer:
+            await consumer.assign("t")
+            with trio.fail_after(20):
+                got = [record.value for record in await consumer.poll(2000)]
+                while len(got) < 2:
+                    got += [record.value for record in await consumer.poll(2000)]
+                for _ in range(2):
+                    with pytest.raises(MillraceError, match="corrupt batch"):
+                        await consumer.poll(2000)
+                    assert consumer.position("t", 0) == 2
+                await consumer.seek("t", 0, 3)
+                got += [record.value for record in await consumer.poll(2000)]
+            assert got == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("most", [1, 500])
