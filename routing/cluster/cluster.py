@@ -147,7 +147,8 @@ class Cluster:
         watermark, synced = self._saved.get(name, 0), settings.fsync == "commit"
         self._unopened[name] = synced
         damaged = {*self.lost, name}
-        gone = name in self._saved and not self._files.exists(directory)
+        if name in self._saved and not self._files.exists(directory):
+            self._trust.note(damaged)  # once it is made again nobody can see that it was gone
         log = ReplicaLog.open_replica(
             self._files,
             directory,
@@ -160,7 +161,7 @@ class Cluster:
         log.may_hand_over = partial(self.may_hand_over, name)
         replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
         lost = self._trust.is_lost(name, synced=synced)
-        if lost or gone or watermark > log.log_end_offset or replica.lost:
+        if lost or watermark > log.log_end_offset or replica.lost:
             replica.lost = True
             self._trust.note({*self.lost, name})
         del self._unopened[name]

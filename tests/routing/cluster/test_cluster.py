@@ -117,6 +117,31 @@ async def test_a_log_that_could_not_be_opened_may_turn_out_to_be_lost() -> None:
         one.kill()
 
 
+async def test_what_is_gone_is_written_down_before_its_directory_is_made_again() -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "open" and path.startswith(DIRECTORY):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        files = FaultyFiles(MemoryFiles())
+        high_watermarks.save(files, "", {LOG: 0})
+        one, elections = await start_again(nursery, model, files)
+        await one.store.change([], [(log_key(b"", LOG), encode(LogState(replicas=(1, 2), isr=((2, 7),))))])
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+            files.hook = fail
+            with pytest.raises(OSError, match="log-start"):
+                part.open_log(LOG, DIRECTORY, LogConfig())
+            files.hook = None
+            assert files.exists(DIRECTORY)
+            part.begun()
+            assert part.lost == [LOG]
+            part.open_log(LOG, DIRECTORY, LogConfig())
+            assert part.lost == [LOG]
+        one.kill()
+
+
 async def test_damage_is_written_down_before_the_log_looks_well_again() -> None:
     model, settings = EtcdModel(), LogConfig(fsync="commit", recovery_bytes=1)
     async with cluster(model) as nursery:
