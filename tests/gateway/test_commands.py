@@ -340,7 +340,7 @@ def test_names_cannot_move_the_cursor(broker: BrokerProcess, millrace: Commands)
         assert "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c" in millrace("queues", "list")
 
 
-def test_names_may_be_any_bytes_and_arguments_of_any_type(broker: BrokerProcess, millrace: Commands) -> None:
+def test_arguments_may_be_of_any_type(broker: BrokerProcess, millrace: Commands) -> None:
     with socket.create_connection(("127.0.0.1", broker.amqp_port), 10) as sock:
         sock.sendall(b"AMQP\0\0\x09\1")
 
@@ -360,12 +360,12 @@ def test_names_may_be_any_bytes_and_arguments_of_any_type(broker: BrokerProcess,
         send(1, pika.spec.Channel.Open())
         take()
         declare = (
-            b"\0\x32\0\x0a\0\0" + b"\x03a\xff\xfe" + b"\x04" + b"\0\0\0\x08" + b"\x01xD\2" + (314).to_bytes(4, "big")
+            b"\0\x32\0\x0a\0\0" + b"\x03a\xc3\xbc" + b"\x04" + b"\0\0\0\x08" + b"\x01xD\2" + (314).to_bytes(4, "big")
         )
         sock.sendall(b"\1\0\1" + len(declare).to_bytes(4, "big") + declare + b"\xce")
         assert take()[:4] == b"\0\x32\0\x0b"
         (row,) = millrace.rows("queues", "list")
-        assert row["name"] == "a??"
+        assert row["name"] == "aü"
         assert row["arguments"] == {"x": 3.14}
 
 
