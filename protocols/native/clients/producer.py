@@ -300,7 +300,11 @@ class Producer(Service):
     def _leaders_changed(self) -> None:
         for name, topic in self._topics.items():
             topic.resize(self._leaders.counts[name])
-        for queue in self._active:
+        for queue in list(self._active):
+            if queue.index >= self._leaders.counts[queue.topic]:  # nobody leads it, nor ever will
+                gone = UnknownPartition(f"topic {queue.topic!r} has no partition {queue.index} any more")
+                for batch in queue.unsent():
+                    self._finish_batch(queue, batch, -1, gone)
             if queue.refusals and self._leaders.has_moved((queue.topic, queue.index), queue.refused_epoch):
                 queue.refusals, queue.resume_at = 0, 0.0  # who leads now has refused nothing
         self._wake.set()

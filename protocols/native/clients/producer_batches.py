@@ -178,7 +178,7 @@ class TopicWaiting:
         self.sticky_bytes_left = 0
 
     def resize(self, count: int) -> None:
-        """It has so many partitions now: what follows goes by their number. What waits for others is still sent."""
+        """It has so many partitions now: what follows goes by their number."""
         known = len(self.partitions)
         if count == known:
             return

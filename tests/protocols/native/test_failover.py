@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import trio
 
-from millrace import Client, Consumer, MillraceError, Producer, TransactionalProducer
+from millrace import Client, Consumer, MillraceError, Producer, TransactionalProducer, UnknownPartition
 from protocols.native import wire_groups
 from protocols.native.clients.client import LinkConfig
 from tests.support.cluster import ClusterProcesses, cluster_processes
@@ -114,6 +115,23 @@ async def test_clients_go_on_when_a_leader_does_not(cluster: ClusterProcesses, f
     if os.environ.get("SHOW"):
         print(f"{fault}: {len(story.confirmed)} confirmed, {len(story.read)} read, gap {story.longest_gap_s:.2f} s")
     await in_thread(lambda: cluster.until_whole(topics={topic}))
+
+
+async def test_all_that_waits_for_a_partition_that_is_gone_is_refused_at_once(cluster: ClusterProcesses) -> None:
+    async with Client(cluster.servers) as client, Producer(cluster.servers, batch_bytes=200) as producer:
+        await client.create_topic("fewer", partitions=8)
+        await (await producer.send("fewer", b"before", partition=5))
+        await client.delete_topic("fewer")
+        await client.create_topic("fewer", partitions=2)
+        deliveries = []
+        with suppress(UnknownPartition):  # it looks every two seconds by itself
+            for _ in range(100):
+                deliveries.append(await producer.send("fewer", bytes(150), partition=5))
+        with trio.fail_after(60):  # and not when `delivery_timeout_ms` is over
+            for delivery in deliveries:
+                with pytest.raises(UnknownPartition):
+                    await delivery
+            await (await producer.send("fewer", b"after", partition=1))
 
 
 class Copying:
