@@ -209,7 +209,7 @@ class TopicControl:
                     or (topic is not None and len(topic.partitions) > 1)
                 ):
                     raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' is being changed by others")
-                plans.require_room_for_queue(vhost, name)
+                plans.require_room_for_queue(vhost, name, self.topology.in_flight)
                 return Plan([entry], [vhost_key(vhost.name), queue_key(vhost.name, name)])
 
             if topic is None:

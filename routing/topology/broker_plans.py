@@ -79,7 +79,7 @@ def declare_queue(
         return Plan(guards=[*guards, queue_key(vhost.name, name)])
     name = plans.new_queue_name(name, prefix)
     guards += plans.check_queue_arguments(vhost, name, arguments)
-    plans.require_room_for_queue(vhost, name)
+    plans.require_room_for_queue(vhost, name, topology.in_flight)
     _require_room("queues", sum(len(vhost.queues) for vhost in topology.vhosts.values()), topology.config.queues_max)
     # An exclusive queue ends with its connection, so nothing of it has to outlive the process.
     written = durable and not exclusive

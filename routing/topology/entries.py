@@ -88,6 +88,10 @@ class InFlight:
     def __contains__(self, key: Key) -> bool:
         return key in self._written
 
+    def queues(self, vhost: str) -> list[str]:
+        """The names of queues that are being written."""
+        return [key[2] for key in self._written if key[:2] == ("queue", vhost)]
+
     def live(self, key: Key) -> Any:
         """What cannot be written down of an entity that is being changed, None for one that is not."""
         entry = self._written.get(key)

@@ -24,7 +24,7 @@ from routing.topics.reserved_names import RESERVED
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import topic_name
 from routing.topology.binding import Binding
-from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
+from routing.topology.entries import Entry, InFlight, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
 from routing.topology.kinds import ALTERNATE, check_exchange
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost, locked
@@ -219,9 +219,12 @@ def new_queue_name(name: str, prefix: str) -> str:
     return name
 
 
-def require_room_for_queue(vhost: VirtualHost, name: str) -> None:
-    """Raises NoRoomForQueue when the virtual host has as many queues and streams as it may have."""
-    limit = vhost.room("max-queues", len(vhost.queues) + len(vhost.streams))
+def require_room_for_queue(vhost: VirtualHost, name: str, in_flight: InFlight) -> None:
+    """Raises NoRoomForQueue when the virtual host has, or is about to have, as many queues and streams as it may."""
+    if vhost.limits.get("max-queues", -1) < 0:
+        return
+    coming = sum(one not in vhost.queues and one != name for one in in_flight.queues(vhost.name))
+    limit = vhost.room("max-queues", len(vhost.queues) + len(vhost.streams) + coming)
     if limit is not None:
         raise NoRoomForQueue(f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached")
 

@@ -81,7 +81,7 @@ class Topology:
         self._spawn = spawn
         self._open_topic = open_topic
         self._open_partitions = open_partitions
-        self._in_flight = InFlight()
+        self.in_flight = InFlight()
         self._settled = trio.Event()
         self._appliers: dict[str, Callable[[Entry], None]] = {
             "vhost": self._apply_vhost,
@@ -157,13 +157,13 @@ class Topology:
         """
         while True:
             plan = await self._plan(make_plan)
-            while self._in_flight.conflicts(plan):
+            while self.in_flight.conflicts(plan):
                 await self._settled.wait()
                 plan = await self._plan(make_plan)
             durable, rest = self._divide(plan)
             if not durable:
                 break
-            self._in_flight.add(plan)
+            self.in_flight.add(plan)
             try:
                 with storage_errors():
                     await self.catalog.change(
@@ -173,7 +173,7 @@ class Topology:
             except Conflict:
                 continue
             finally:
-                self._in_flight.remove(plan)
+                self.in_flight.remove(plan)
                 settled, self._settled = self._settled, trio.Event()
                 settled.set()
         self._apply(rest)
@@ -212,7 +212,7 @@ class Topology:
         durable, rest = self._divide(plan)
         if durable:
             try:
-                if self._in_flight.conflicts(plan) or not self.catalog.change_now(durable):
+                if self.in_flight.conflicts(plan) or not self.catalog.change_now(durable):
                     self._spawn(self._change_later, make_plan)
                     return
             except MetadataUnavailable as error:
@@ -264,7 +264,7 @@ class Topology:
 
     def _apply_policy(self, entry: Entry) -> None:
         self.vhosts[entry.key[1]].policies.apply(entry.key, entry.value)
-        if self.follow_policies is not None and entry.key not in self._in_flight:
+        if self.follow_policies is not None and entry.key not in self.in_flight:
             self._spawn(self.follow_policies, entry.key[1])
 
     def _apply_exchange(self, entry: Entry) -> None:
@@ -340,7 +340,7 @@ class Topology:
 
     def _apply_binding(self, entry: Entry) -> None:
         vhost = self.vhosts[entry.key[1]]
-        asked_for = entry.live or self._in_flight.live(entry.key)
+        asked_for = entry.live or self.in_flight.live(entry.key)
         binding = entry.live or vhost.binding_of(entry.key, entry.value, asked_for)
         if entry.value is None:
             vhost.remove_binding(binding)
@@ -350,7 +350,7 @@ class Topology:
     def _apply_topic(self, entry: Entry) -> None:
         name, value = entry.key[1], entry.value
         if value is not None:
-            live = self._in_flight.live(entry.key)
+            live = self.in_flight.live(entry.key)
             topic = self.topics.get(name) or live or self._open_topic(name, value)
             if topic.config != value["config"]:
                 topic.configure(log_config(value["config"], self.stream_host.config), value["config"])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgpack
 import pytest
+import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.access.grants import EVERYTHING, TopicPermission
@@ -207,6 +208,25 @@ async def test_limits_of_a_virtual_host() -> None:
         await broker.set_vhost("w")
         with pytest.raises(LimitExceeded, match="there are 3 vhosts already"):
             await broker.set_vhost("u")
+
+
+async def test_queues_that_are_declared_at_once_keep_within_the_limit() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.set_vhost("v", limits={"max-queues": 3})
+        refused = []
+
+        async def declare(name: str) -> None:
+            try:
+                await broker.declare_queue(name, durable=True, vhost="v")
+            except PreconditionFailed:
+                refused.append(name)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(declare, f"q{number % 5}")
+        assert len(broker.topology.vhost("v").queues) == 3
+        assert len(refused) == 4
 
 
 async def test_what_is_refused() -> None:
