@@ -225,7 +225,7 @@ def test_the_native_clients(secured: BrokerProcess, files: Files) -> None:
 
 
 def test_a_broker_that_is_not_the_one_meant_is_not_trusted(secured: BrokerProcess) -> None:
-    client = BlockingClient(f"{HOST}:{secured.ports['natives']}", tls=tls_context())
+    client = BlockingClient(f"{HOST}:{secured.ports['natives']}", tls=tls_context(), patience_s=3600)
     with pytest.raises(ConnectionLost, match="certificate verify failed"):
         client.metadata()
 

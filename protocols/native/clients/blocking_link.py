@@ -1,6 +1,7 @@
 """One connection of a blocking client, made on first use and again after it was lost.
 
-While no broker is reached it is tried again for `patience_s`. One of several is not waited for: others may do.
+While no broker is reached it is tried again for `patience_s`; not one whose certificate is not trusted, which does not
+become another by waiting. One of several is not waited for: others may do.
 
 A broker that stands still is told from one that takes its time by what others know: while a reply is awaited they are
 asked every `_LOOK_S`, where there are any, and a broker that they do not know any more is waited for no longer. Who was
@@ -15,7 +16,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from ssl import SSLContext
+from ssl import SSLCertVerificationError, SSLContext
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -40,6 +41,11 @@ logger = logging.getLogger(__name__)
 
 REPLY_BYTES_MAX = 256 << 20
 """Largest reply a client accepts; a broker never sends more than its `fetch_bytes_max` or one batch."""
+
+
+def _is_final(error: ConnectionLost, until: float) -> bool:
+    """Whether it is of no use to try again, or too late."""
+    return time.monotonic() >= until or isinstance(error.__cause__, SSLCertVerificationError)
 
 
 def _named(address: Address) -> str:
@@ -115,8 +121,8 @@ class BlockingLink:
             fresh = self._socket is None  # a connection of this moment is not stale
             try:
                 return self._exchange(request, kind, wait_s)
-            except ConnectionLost:
-                if not repeat or (fresh and time.monotonic() >= until):
+            except ConnectionLost as error:
+                if not repeat or (fresh and _is_final(error, until)):
                     raise
             if fresh:
                 time.sleep(_TRY_AGAIN_S)
@@ -161,7 +167,7 @@ class BlockingLink:
             try:
                 return self._meet_someone()
             except ConnectionLost as error:
-                if time.monotonic() >= until:
+                if _is_final(error, until):
                     raise
                 if not told:
                     logger.warning("%s; it is tried again for %g s", error, self._patience_s)
