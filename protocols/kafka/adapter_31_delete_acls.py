@@ -1,7 +1,8 @@
 """DeleteAcls: users may do less.
 
 What goes is what the table of rights has for the entries that a filter means, with all that is one right with it; each
-entry that is gone then is told of. One that is meant and stays, because it goes with others, is told of with an error.
+entry that is gone then is told of. One that is meant and stays is told of with an error: because it goes with others,
+or because a filter that names nobody does not make who asks somebody who may not ask again.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 from protocols.kafka.adapter_acls import (
     ACCESSES,
     ALLOW,
+    CLUSTER_NAME,
     EVERY_HOST,
     TAGS,
     Acl,
     Filter,
+    Operation,
+    Pattern,
     Resource,
     accesses_of,
     entries,
@@ -26,6 +30,9 @@ from protocols.kafka.messages_admin import DELETE_ACLS
 from protocols.kafka.registry import serves
 from routing.access.grants import Permission
 from routing.access.name_patterns import join, parse
+
+_INCLUDED = "it is included in READ, WRITE and ALTER, and goes with these"
+_OWN = "it is what lets you ask for this, and goes where the filter has your name"
 
 
 @serves(DELETE_ACLS, 0, 3)
@@ -41,15 +48,22 @@ async def _deleted(door: Door, asked: Entity) -> Entity:
         door.require_administrator()
         before = set(entries(door.broker.rights, door.config.virtual_host))
         meant = sorted(filter(wanted.matches, before))
+        own = None if wanted.principal else _administrator(door)
         for user in dict.fromkeys(acl.user for acl in meant):
-            await _take_away(door, user, [acl for acl in meant if acl.user == user])
+            await _take_away(door, user, [acl for acl in meant if acl.user == user and acl != own])
     except ENGINE_ERRORS as error:
         return Entity(error_code=code_of(error), error_message=str(error) or None, matching_acls=[])
     after = set(entries(door.broker.rights, door.config.virtual_host))
     matching = [_entry(acl, ErrorCode.NONE, None) for acl in sorted(before - after)]
-    stays = "it is included in READ, WRITE and ALTER, and goes with these"
-    matching += [_entry(acl, ErrorCode.INVALID_REQUEST, stays) for acl in meant if acl in after]
+    matching += [
+        _entry(acl, ErrorCode.INVALID_REQUEST, _OWN if acl == own else _INCLUDED) for acl in meant if acl in after
+    ]
     return Entity(error_code=ErrorCode.NONE, error_message=None, matching_acls=matching)
+
+
+def _administrator(door: Door) -> Acl:
+    """What makes who asks an administrator."""
+    return Acl(door.owner[0], Resource.CLUSTER, Pattern.LITERAL, CLUSTER_NAME, Operation.ALL)
 
 
 async def _take_away(door: Door, user: str, meant: list[Acl]) -> None:

@@ -225,6 +225,16 @@ async def test_rights_are_taken_away() -> None:
         assert await delete(broker) == (set(), set())
 
 
+async def test_who_takes_everything_away_stays_an_administrator() -> None:
+    async with broker_with_anna() as broker:
+        await broker.rights.set_tags("anna", ["administrator"])
+        everybody = {"principal_filter": None, "resource_type_filter": CLUSTER}
+        own = {(CLUSTER, LITERAL, "kafka-cluster", ALL)}
+        assert await delete(broker, **everybody) == (own, own), "anna's is gone"
+        assert [user.name for user in broker.rights.users if user.tags] == ["guest"]
+        assert await delete(broker, **everybody | {"principal_filter": "User:guest"}) == (own, set())
+
+
 async def test_who_is_no_administrator_sees_and_changes_nothing() -> None:
     async with broker_with_anna() as broker:
         await broker.rights.set_tags("guest", [])
