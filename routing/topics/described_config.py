@@ -192,8 +192,11 @@ _SETTINGS: dict[str, _Setting] = {
         "long", "log.roll.ms", _field("segment_ms"), "After this time a new file begins even if the last is not full."
     ),
 }  # fmt: skip
+_REMOTE_TEXT = "All of a log is on the brokers' disks."
 _FIXED_TEXTS: dict[str, tuple[Kind, str, str]] = {
-    "remote.storage.enable": ("boolean", "remote.log.storage.system.enable", "All of a log is on the brokers' disks."),
+    "remote.log.copy.disable": ("boolean", "remote.log.copy.disable", _REMOTE_TEXT),
+    "remote.log.delete.on.disable": ("boolean", "remote.log.delete.on.disable", _REMOTE_TEXT),
+    "remote.storage.enable": ("boolean", "remote.log.storage.system.enable", _REMOTE_TEXT),
 }
 LISTS = {name: str(one.read(LogConfig())) for name, one in _SETTINGS.items() if one.kind == "list"}
 LISTS |= dict.fromkeys(THROTTLED, "")

@@ -73,7 +73,7 @@ THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.thro
 copies.
 """
 _THROTTLED_NAMES = re.compile(r"\*|none||\d+:\d+(,\d+:\d+)*")
-FIXED = {"remote.storage.enable": "false"}
+FIXED = dict.fromkeys(("remote.log.copy.disable", "remote.log.delete.on.disable", "remote.storage.enable"), "false")
 """What is always so here."""
 _AFTER_MAX_MS = 3_600_000
 _RATIO = "min.cleanable.dirty.ratio"
