@@ -43,7 +43,8 @@ def asked_of(door: Door, request: Entity) -> tuple[dict[Partition, Committed], d
             place = topic.name, one.partition_index
             codes[place] = _allowed(door, *place, one.committed_metadata or "")
             if codes[place] == ErrorCode.NONE:
-                offsets[place] = one.committed_offset, one.committed_metadata or ""
+                note, epoch = one.committed_metadata or "", one.committed_leader_epoch
+                offsets[place] = Committed(one.committed_offset, note, epoch)
     return offsets, codes
 
 

@@ -15,7 +15,7 @@ from protocols.kafka.messages_groups import OFFSET_FETCH
 from protocols.kafka.registry import serves
 from routing.topics.offset_store import Committed, Partition
 
-_NOWHERE: Committed = (-1, "")
+_NOWHERE = Committed(-1)
 _MANY_SINCE = 8
 _MEMBERS_SINCE = 9
 _CODE_OF_ALL_SINCE = 2
@@ -66,5 +66,11 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
 def _partition(door: Door, found: Mapping[Partition, Committed], topic: str, index: int, code: ErrorCode) -> Entity:
     if not door.allows("read", topic):
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    offset, note = found.get((topic, index), _NOWHERE) if code == ErrorCode.NONE else _NOWHERE
-    return Entity(partition_index=index, committed_offset=offset, metadata=note, error_code=code)
+    at = found.get((topic, index), _NOWHERE) if code == ErrorCode.NONE else _NOWHERE
+    return Entity(
+        partition_index=index,
+        committed_offset=at.offset,
+        committed_leader_epoch=at.leader_epoch,
+        metadata=at.note,
+        error_code=code,
+    )

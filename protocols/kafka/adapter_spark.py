@@ -16,6 +16,7 @@ from contextlib import suppress
 from core_log.errors import LogUnavailable
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.codec import Entity
+from routing.topics.offset_store import Committed
 
 NOTE = "spark"
 _CLIENT_PREFIX = "consumer-spark-kafka-source-"
@@ -38,7 +39,9 @@ def note_progress(door: Door, call: Call, request: Entity) -> None:
                 if 0 <= entry.partition < len(topic.partitions):
                     places[topic.name, entry.partition] = entry.fetch_offset
     known = door.broker.offsets.known(match[1], places)
-    further = {place: (offset, NOTE) for place, offset in places.items() if offset > known.get(place, (-1, ""))[0]}
+    further = {
+        place: Committed(offset, NOTE) for place, offset in places.items() if offset > known.get(place, (-1,))[0]
+    }
     if further:
         with suppress(LogUnavailable):
             door.broker.offsets.note(match[1], further)

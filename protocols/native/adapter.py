@@ -40,6 +40,7 @@ from routing.access.grants import Access, Grants
 from routing.administration import LOOKS, administer, require_tag
 from routing.broker import Broker
 from routing.clients import Client
+from routing.topics.offset_store import Committed
 from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 
@@ -438,7 +439,7 @@ class NativeAdapter:
     # Groups
 
     async def _commit_offsets(self, request: wire.CommitOffsets) -> wire.Reply:
-        offsets = {(topic, index): (offset, metadata) for topic, index, offset, metadata in request.entries}
+        offsets = {(topic, index): Committed(offset, metadata) for topic, index, offset, metadata in request.entries}
         self._may_read(offsets)
         members = self._broker.groups.groups.get(request.group)
         if members is not None:
@@ -448,7 +449,7 @@ class NativeAdapter:
 
     async def _fetch_offsets(self, request: wire.FetchOffsets) -> wire.Reply:
         found = await self._broker.offsets.fetch(request.group, request.partitions)
-        entries = [(topic, index, offset, metadata) for (topic, index), (offset, metadata) in found.items()]
+        entries = [(topic, index, at.offset, at.note) for (topic, index), at in found.items()]
         return wire.FetchOffsetsReply(request.correlation_id, entries)
 
     _HANDLERS: ClassVar[dict[type[wire.Request], Callable[[NativeAdapter, Any], Awaitable[wire.Reply | None]]]] = {

@@ -23,6 +23,7 @@ from routing.groups.consumer_member import Beat, Beaten
 from routing.groups.errors import CoordinatorUnavailable, GroupNotEmpty, MemberIdRequired, UnknownGroup, UnknownMember
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
+from routing.topics.offset_store import Committed
 
 PROTOCOL_TYPE = "consumer"
 
@@ -129,7 +130,7 @@ async def _leave_group(door: GroupDoor, request: wire_groups.LeaveGroup) -> wire
 
 
 async def _commit_group_offsets(door: GroupDoor, request: wire_groups.CommitGroupOffsets) -> wire.Reply:
-    offsets = {(topic, index): (offset, note) for topic, index, offset, note in request.entries}
+    offsets = {(topic, index): Committed(offset, note) for topic, index, offset, note in request.entries}
     door.may_read(offsets)
     try:
         await door.broker.groups.commit(
@@ -276,7 +277,7 @@ async def _fetch_group_offsets(door: GroupDoor, request: wire_groups.FetchGroupO
     found = await groups.fetch(request.group, request.partitions)
     if groups.unstable(request.group, request.partitions):
         raise Refused(ErrorCode.TRANSACTION_ENDING, "a transaction may change how far the group has come")
-    entries = [(topic, index, offset, note) for (topic, index), (offset, note) in found.items()]
+    entries = [(topic, index, at.offset, at.note) for (topic, index), at in found.items()]
     return wire_groups.FetchGroupOffsetsReply(request.correlation_id, entries)
 
 

@@ -67,13 +67,13 @@ def _interests(entries: Sequence[wire.InterestEntry]) -> list[Interest]:
 
 
 def _offsets(entries: Sequence[wire.OffsetEntry]) -> dict[Partition, Committed]:
-    return {(_text(one.topic), one.partition): (one.offset, one.note) for one in entries}
+    return {(_text(one.topic), one.partition): Committed(one.offset, one.note) for one in entries}
 
 
 def _offset_entries(offsets: Mapping[Partition, Committed]) -> list[wire.OffsetEntry]:
     return [
-        wire.OffsetEntry(_name(topic), partition, offset, note)
-        for (topic, partition), (offset, note) in offsets.items()
+        wire.OffsetEntry(_name(topic), partition, said.offset, said.note)
+        for (topic, partition), said in offsets.items()
     ]
 
 

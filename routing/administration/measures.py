@@ -280,7 +280,7 @@ class Measures:
             members.add(0 if group is None else len(group.members), (plain(name),))
             if store is not None and (at_ms := store.last_ms(name)) is not None:
                 moved.add(at_ms / 1000, (plain(name),))
-            places += [(name, *where, offset) for where, (offset, _) in sorted(broker.offsets.known(name).items())]
+            places += [(name, *where, at.offset) for where, at in sorted(broker.offsets.known(name).items())]
         self._records.next_round()
         waiting = trio.current_time() + PATIENCE_S
         async for name, topic, index, offset in _bites(places):

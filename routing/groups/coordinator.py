@@ -393,9 +393,9 @@ class Coordinator:
         self._require_here(name)
         known, unsure = self._offsets.known(name, offsets), self.unstable(name, offsets)
         moves = {
-            place: (offsets[place], note)
-            for place, (offset, note) in known.items()
-            if offset < offsets[place] and place not in unsure
+            place: Committed(offsets[place], was.note)
+            for place, was in known.items()
+            if was.offset < offsets[place] and place not in unsure
         }
         found = self.groups.get(name)
         if found is not None:
@@ -403,7 +403,7 @@ class Coordinator:
                 found.leave(member_id, None)
         if moves:
             await self._offsets.commit(name, moves)
-        return {place: offset - known[place][0] for place, (offset, _) in moves.items()}
+        return {place: to.offset - known[place].offset for place, to in moves.items()}
 
     def _require_empty(self, name: str) -> None:
         self._require_here(name)

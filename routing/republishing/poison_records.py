@@ -90,7 +90,7 @@ class PoisonRecords:
         if not isinstance(members, Group):
             return found
         moved: dict[Partition, Committed] = {}
-        for place, (offset, note) in found.items():
+        for place, (offset, note, _) in found.items():
             topic = self._broker.topics.get(place[0])
             if topic is None or place[1] >= len(topic.partitions) or offset < 0:
                 continue
@@ -100,7 +100,7 @@ class PoisonRecords:
                 continue  # with nothing to begin with, it is no try
             if self._is_too_often((group, place), offset, members.departed[place], limit):
                 try:
-                    moved[place] = await self._bury(group, partition, offset, limit), note
+                    moved[place] = Committed(await self._bury(group, partition, offset, limit), note)
                 except BaseException:
                     self._tries[group, place] = _Tries(offset, -1, limit)  # whoever asks next
                     raise
@@ -134,7 +134,7 @@ class PoisonRecords:
         except (LogError, BrokerError) as error:
             raise StorageUnavailable(f"the dead letter of group '{group}' cannot be written: {error}") from error
         place = partition.topic_name, partition.index
-        await self._broker.offsets.commit(group, {place: (record.offset + 1, "")})
+        await self._broker.offsets.commit(group, {place: Committed(record.offset + 1)})
         logger.warning(
             "group %s got %d times no further than record %d of partition %d of topic %s, which %s",
             group, tries, record.offset, partition.index, partition.topic_name, what,

@@ -10,12 +10,9 @@ import msgpack
 from core_log.errors import LogUnavailable
 from core_log.keyed_store import KeyedStore
 from routing.errors import StorageUnavailable
+from routing.topics.pending_offsets import Committed as Committed
+from routing.topics.pending_offsets import Partition as Partition
 from routing.topics.pending_offsets import PendingOffsets
-
-Partition = tuple[str, int]
-"""Topic name and partition number."""
-Committed = tuple[int, str]
-"""Offset of the next record to read, and the committer's own note."""
 
 
 class Positions(Protocol):
@@ -41,6 +38,12 @@ class _Entry(NamedTuple):
     note: str
     at_ms: int
     """When it was committed."""
+    leader_epoch: int = -1
+
+    @property
+    def committed(self) -> Committed:
+        """Without what is nobody else's."""
+        return Committed(self.offset, self.note, self.leader_epoch)
 
 
 _KEY_PARTS = 3
@@ -62,8 +65,8 @@ class OffsetStore:
             if len(parts) == _KEY_PARTS:
                 group, topic, partition = parts
                 offset, note, *more = msgpack.unpackb(value)
-                at_ms = more[0] if more else store.log.wall_clock_ms()
-                self._groups.setdefault(group, {})[topic, partition] = _Entry(offset, note, at_ms)
+                entry = _Entry(offset, note, *(more or [store.log.wall_clock_ms()]))
+                self._groups.setdefault(group, {})[topic, partition] = entry
             elif self.pending.is_key(parts):
                 self.pending.load(parts, value)
 
@@ -78,7 +81,7 @@ class OffsetStore:
     def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets that nobody waits for: written soon, durable later. Raises LogUnavailable."""
         now_ms = self.log.wall_clock_ms()
-        entries = {place: _Entry(offset, note, now_ms) for place, (offset, note) in offsets.items()}
+        entries = {place: _Entry(said.offset, said.note, now_ms, said.leader_epoch) for place, said in offsets.items()}
         self._store.put_all([(_key(group, place), msgpack.packb(list(entry))) for place, entry in entries.items()])
         self._groups.setdefault(group, {}).update(entries)
 
@@ -131,8 +134,8 @@ class OffsetStore:
         """`fetch` from memory."""
         known = self._groups.get(group, {})
         if partitions is None:
-            return {partition: entry[:2] for partition, entry in known.items()}
-        return {partition: known[partition][:2] for partition in partitions if partition in known}
+            return {partition: entry.committed for partition, entry in known.items()}
+        return {partition: known[partition].committed for partition in partitions if partition in known}
 
     def older(self, group: str, at_ms: int) -> list[Partition]:
         """Where a group has committed nothing since a time."""

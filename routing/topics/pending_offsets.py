@@ -7,14 +7,25 @@ them as well. `ended` counts what was ended, for who must know whether a transac
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from core_log.keyed_store import KeyedStore
 
 Partition = tuple[str, int]
-Committed = tuple[int, str]
+"""Topic name and partition number."""
+
+
+class Committed(NamedTuple):
+    """How far a group has come in a partition."""
+
+    offset: int
+    """Of the next record to read."""
+    note: str = ""
+    """The committer's own."""
+    leader_epoch: int = -1
+    """Of the record before, if the committer said so: what another leader has there instead is told by it."""
 
 
 class PendingOffsets:
@@ -35,7 +46,7 @@ class PendingOffsets:
         """Take in what the store has under such a key."""
         group, topic, partition, producer_id = fields
         offset, note = msgpack.unpackb(value)
-        self._of(group, producer_id)[topic, partition] = (offset, note)
+        self._of(group, producer_id)[topic, partition] = Committed(offset, note)
 
     def _of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
         return self._groups.setdefault(group, {}).setdefault(producer_id, {})
@@ -43,7 +54,10 @@ class PendingOffsets:
     def put(self, group: str, producer_id: int, offsets: Mapping[Partition, Committed]) -> None:
         """A transaction has these. Raises LogUnavailable."""
         self._store.put_all(
-            [(_key(group, place, producer_id), msgpack.packb(list(said))) for place, said in offsets.items()]
+            [
+                (_key(group, place, producer_id), msgpack.packb([said.offset, said.note]))
+                for place, said in offsets.items()
+            ]
         )
         self._of(group, producer_id).update(offsets)
 

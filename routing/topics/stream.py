@@ -252,7 +252,7 @@ class Stream:
             position = cursor.offset if position is None else position
             if position > cursor.tracked:
                 try:
-                    self._host.offsets.note(cursor.group, {place: (position, "")})
+                    self._host.offsets.note(cursor.group, {place: Committed(position)})
                 except LogUnavailable as error:
                     logger.warning("the position of %s in %s is not kept now: %s", cursor.group, self.name, error)
                     return

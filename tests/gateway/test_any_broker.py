@@ -13,6 +13,7 @@ import trio
 from gateway.etcd_process import EtcdProcess
 from routing.errors import StorageUnavailable
 from routing.message import Slab
+from routing.topics.offset_store import Committed
 from tests.gateway.test_member import Running, three, until
 from tests.routing.harness import TRANSIENT, Client, Engine
 
@@ -80,23 +81,25 @@ async def test_group_offsets_are_kept_once_and_told_by_all(etcd: EtcdProcess, tm
         groups = [f"group {number}" for number in range(9)]
         for at, group in enumerate(groups):
             offsets = brokers[1 + at % 3].server.broker.offsets
-            await patiently(partial(offsets.commit, group, {place: (at + 1, "note"), ("gone", 0): (7, "")}))
+            await patiently(
+                partial(offsets.commit, group, {place: Committed(at + 1, "note"), ("gone", 0): Committed(7)})
+            )
         for broker in brokers.values():
             for at, group in enumerate(groups):
                 fetch = partial(broker.server.broker.offsets.fetch, group, [place])
-                assert await patiently(fetch) == {place: (at + 1, "note")}
+                assert await patiently(fetch) == {place: Committed(at + 1, "note")}
         await brokers[2].stop()
         await first.delete_topic("gone")
         third = brokers[3].server.broker
         for at, group in enumerate(groups):
-            assert await patiently(partial(first.offsets.fetch, group)) == {place: (at + 1, "note")}
-            await patiently(partial(first.offsets.commit, group, {place: (at + 100, "")}))
-            assert await patiently(partial(third.offsets.fetch, group)) == {place: (at + 100, "")}
+            assert await patiently(partial(first.offsets.fetch, group)) == {place: Committed(at + 1, "note")}
+            await patiently(partial(first.offsets.commit, group, {place: Committed(at + 100)}))
+            assert await patiently(partial(third.offsets.fetch, group)) == {place: Committed(at + 100)}
         await brokers[3].stop()
         with pytest.raises(StorageUnavailable, match=r"too few|nobody leads"):
-            await first.offsets.commit("of nobody", {place: (0, "")})  # it may be kept all the same
+            await first.offsets.commit("of nobody", {place: Committed(0)})  # it may be kept all the same
         brokers[2] = Running(brokers[2].config)
         await nursery.start(brokers[2].run)
         second = brokers[2].server.broker
         for at, group in enumerate(groups):
-            assert await patiently(partial(second.offsets.fetch, group)) == {place: (at + 100, "")}
+            assert await patiently(partial(second.offsets.fetch, group)) == {place: Committed(at + 100)}

@@ -22,6 +22,7 @@ from routing.log_transactions.errors import (
     WrongTransactionState,
 )
 from routing.log_transactions.state import Stage
+from routing.topics.offset_store import Committed
 from routing.topics.topic_partition import TopicPartition
 from tests.core_log.helpers import make_batch
 from tests.gateway.test_member import Running, three, until
@@ -83,7 +84,7 @@ class Town:
         async def check() -> None:
             await broker.coordinator.check_anywhere(name, *producer, group=GROUP)
 
-        await broker.offsets.commit_pending(GROUP, producer[0], {(TOPIC, 0): (offset, "")}, check)
+        await broker.offsets.commit_pending(GROUP, producer[0], {(TOPIC, 0): Committed(offset)}, check)
 
     def seen(self, index: int) -> list[bytes]:
         found = self.partition(index)
@@ -126,7 +127,7 @@ async def test_a_transaction_is_ended_everywhere_whoever_leads_and_whoever_goes(
             for index in range(PARTITIONS):
                 assert town.seen(index) == [b"0"]
         known = await town.all()[0].offsets.fetch(GROUP)
-        assert known == {(TOPIC, 0): (7, "")}
+        assert known == {(TOPIC, 0): Committed(7)}
 
         # The coordinator goes in the middle of the next one.
         name, producer = "commits", producers["commits"]

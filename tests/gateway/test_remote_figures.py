@@ -14,6 +14,7 @@ from routing import queue_lag
 from routing.administration import administer, figures
 from routing.administration.measures import Measures
 from routing.broker import Broker
+from routing.topics.offset_store import Committed
 from tests.gateway.test_member import three, until
 from tests.gateway.test_remote_queues import client, declare, send
 from tests.support.engine_node import town_of
@@ -66,7 +67,7 @@ async def each_queue_is_measured_once(brokers: list[Broker]) -> None:
 async def groups_are_measured_wherever_partitions_lie(brokers: list[Broker]) -> None:
     """By the broker that looks after a group, whoever leads the partition."""
     topic = await brokers[0].create_topic("spread", assignment=[[1], [2], [3]], config={"retention.ms": "-1"})
-    places = {(topic.name, number): (0, "") for number in range(3)}
+    places = {(topic.name, number): Committed(0) for number in range(3)}
     for broker in brokers:
         await until(lambda broker=broker: "spread" in broker.topics)
         here = next(one for one in broker.topics["spread"].partitions if one.is_here)
@@ -99,7 +100,7 @@ async def groups_are_moved_on_wherever_partitions_lie(brokers: list[Broker]) -> 
         await until(lambda parts=parts: all(one.log.config.max_lag == 2 for one in parts))
         await broker.lag_rules.look()
     known = await brokers[0].offsets.fetch("everywhere")
-    assert sorted(known.items()) == [(("spread", number), (3, "")) for number in range(3)]
+    assert sorted(known.items()) == [(("spread", number), Committed(3)) for number in range(3)]
     counts = sorted((broker.lag_rules.skips, broker.lag_rules.skipped_records) for broker in brokers)
     assert counts == [(0, 0), (0, 0), (3, 9)]
     rule = {"millrace.max.lag": "1", "millrace.max.lag.action": "dead-letter"}
@@ -107,7 +108,7 @@ async def groups_are_moved_on_wherever_partitions_lie(brokers: list[Broker]) -> 
     for broker in brokers:
         parts = broker.topics["spread"].partitions
         await until(lambda parts=parts: all(one.log.config.max_lag == 1 for one in parts))
-    moved = {("spread", number): (4, "") for number in range(3)}
+    moved = {("spread", number): Committed(4) for number in range(3)}
     with trio.fail_after(20):
         while await brokers[0].offsets.fetch("everywhere") != moved:  # until somebody leads the new topic
             for broker in brokers:

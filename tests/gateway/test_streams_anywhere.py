@@ -19,6 +19,7 @@ from protocols.native.clients.blocking import BlockingClient
 from routing.cluster.metadata import operating
 from routing.errors import NotImplementedYet
 from routing.session import Outcome
+from routing.topics.offset_store import Committed
 from routing.topics.stream import Stream
 from tests.gateway.test_member import Running, three, until
 from tests.routing.harness import Engine
@@ -125,7 +126,7 @@ async def test_a_named_consumer_goes_on_at_another_broker(etcd: EtcdProcess, tmp
         first.session.close()
         offsets = there.engines[1].broker.offsets
         with trio.fail_after(10):
-            while await offsets.fetch("millrace.stream.worker") != {("s", 0): (3, "")}:
+            while await offsets.fetch("millrace.stream.worker") != {("s", 0): Committed(3)}:
                 await trio.sleep(0.01)
         for number in there.brokers:
             reader = Reader(there.engines[number])

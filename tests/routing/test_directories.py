@@ -8,6 +8,7 @@ from core_log.errors import LogDamaged
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder
 from routing.directories import note_deletion
+from routing.topics.offset_store import Committed
 from tests.routing.harness import Engine, engine, killed
 
 
@@ -69,7 +70,7 @@ async def test_a_damaged_offset_store_stops_the_start() -> None:
     async with engine(files) as running:
         await fill(running, "t")
         for number in range(3):
-            await running.broker.offsets.commit(f"group {number}", {("t", 0): (number, "")})
+            await running.broker.offsets.commit(f"group {number}", {("t", 0): Committed(number)})
         found = killed(files)
     file = found.open("offsets/0/00000000000000000000.log")
     file.pwritev([b"!"], 70)
@@ -77,7 +78,10 @@ async def test_a_damaged_offset_store_stops_the_start() -> None:
         async with engine(found):
             pass
     async with engine(found, accept_damage=True) as running:
-        assert [running.broker.offsets.known(f"group {number}") for number in (0, 2)] == [{}, {("t", 0): (2, "")}]
+        assert [running.broker.offsets.known(f"group {number}") for number in (0, 2)] == [
+            {},
+            {("t", 0): Committed(2)},
+        ]
 
 
 async def test_an_unknown_directory_is_moved_aside(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from core_log.record_batch import BatchBuilder
 from core_log.wall_clock import wall_clock_ms
 from routing.administration.measures import Family, Measures
 from routing.broker import Broker
+from routing.topics.offset_store import Committed
 from tests.routing.harness import PROTOCOL, Engine, engine
 from tests.support.metrics import Figures, series
 from tests.support.turns import Turns
@@ -87,8 +88,8 @@ async def test_how_far_groups_are_behind(in_memory: bool) -> None:
     files, now_ms = MemoryFiles(), wall_clock_ms()
     async with engine(files) as broker:
         await topic_of(broker, "t", [now_ms - 90_000, now_ms - 60_000, now_ms - 30_000])
-        await broker.broker.offsets.commit("one", {("t", 0): (1, "")})
-        await broker.broker.offsets.commit("done", {("t", 0): (3, ""), ("gone", 0): (7, "")})
+        await broker.broker.offsets.commit("one", {("t", 0): Committed(1)})
+        await broker.broker.offsets.commit("done", {("t", 0): Committed(3), ("gone", 0): Committed(7)})
         if in_memory:
             await look_at_lag(broker.broker, now_ms)
     if not in_memory:

@@ -13,6 +13,7 @@ from core_log.files import OsFiles
 from core_log.read_only import ReadOnlyFiles
 from routing.config import BrokerConfig
 from routing.topics.compaction import Compaction
+from routing.topics.offset_store import Committed
 from routing.verification import verify_logs, verify_topology, whose
 from tests.core_log.compaction.helpers import keyed
 from tests.routing.harness import engine
@@ -34,7 +35,7 @@ async def fill(directory: Path) -> None:
                 log.append(batch_of(0, 10, 10))
             log.request_sync()
             await log.wait_committed(log.log_end_offset)
-            await one.broker.offsets.commit("group", {("t", 0): (7, "")})
+            await one.broker.offsets.commit("group", {("t", 0): Committed(7)})
             retained = one.broker.retained
             await retained.log.wait_committed(retained.keep("/", slab(("a", b"1"), ("b", b"2"))))
             await one.synced()

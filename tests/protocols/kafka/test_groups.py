@@ -24,6 +24,7 @@ from protocols.kafka.messages_groups import (
     SYNC_GROUP,
 )
 from routing.access.grants import Permission
+from routing.topics.offset_store import Committed
 from tests.protocols.kafka.door import Peer, kafka_broker
 
 QUICK = {"group_initial_delay_ms": 0}
@@ -179,6 +180,23 @@ async def test_only_members_of_this_generation_commit() -> None:
         assert (await committed(peer))[("t", 0)] == (0, 1, "")
 
 
+async def test_the_leader_epoch_of_an_offset_is_kept_with_it() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        await broker.create_topic("t", partitions=2, config={})
+        peer = Peer(broker)
+
+        async def epochs(version: int) -> list[int]:
+            asked: Any = {"group_id": "g", "topics": None}
+            reply = await peer.ask(OFFSET_FETCH, version, **asked, groups=[Entity(**asked)])
+            found = reply.groups[0] if version >= 8 else reply
+            return [one.committed_leader_epoch for topic in found.topics for one in topic.partitions]
+
+        for version, said, told in ((5, 3, -1), (6, 4, 4), (9, 6, 6), (8, -1, -1)):
+            one = Entity(partition_index=1, committed_offset=2, committed_leader_epoch=said, committed_metadata="")
+            await peer.ask(OFFSET_COMMIT, version, group_id="g", topics=[Entity(name="t", partitions=[one])])
+            assert [await epochs(asked) for asked in (4, 5, 7, 8, 9)] == [[-1], *[[told]] * 4]
+
+
 async def test_groups_are_listed_described_and_deleted() -> None:
     async with kafka_broker(**QUICK) as broker:
         await broker.create_topic("t", partitions=2, config={})
@@ -274,7 +292,7 @@ async def test_offsets_are_forgotten_in_topics_that_nobody_reads() -> None:
             (b"wants", [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC] * 2),
             (b"\0\3\0\0\0\2\0\4read", [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC] * 2),
         ):
-            places = {(name, 0): (7, "") for name in ("read", "left")}
+            places = {(name, 0): Committed(7) for name in ("read", "left")}
             await broker.offsets.commit("g", places)
             me = await member(peer, protocols=[Entity(name="range", metadata=wants)])
             reply = await peer.ask(OFFSET_DELETE, 0, group_id="g", topics=asked)

@@ -7,6 +7,7 @@ import pytest
 from protocols.kafka.messages_groups import LIST_GROUPS, OFFSET_FETCH
 from routing.access.grants import Permission
 from routing.administration.measures import Measures
+from routing.topics.offset_store import Committed
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
 from tests.protocols.kafka.test_fetch import Consumer, asking
 from tests.support.metrics import series
@@ -24,7 +25,7 @@ async def test_what_a_query_has_read_shows_as_a_group(version: int) -> None:
         consumer = Consumer(peer, version)
         for offset in (2, 1):
             await consumer.fetch(asking(topic, {0: offset, 9: 1}))
-        assert broker.offsets.known(GROUP) == {("t", 0): (2, "spark")}
+        assert broker.offsets.known(GROUP) == {("t", 0): Committed(2, "spark")}
         await consumer.fetch(asking(topic, {0: 3}))
         await peer.send(OFFSET_FETCH, 5, group_id=GROUP, topics=None, require_stable=False)
         await peer.send(LIST_GROUPS, 4, states_filter=[])

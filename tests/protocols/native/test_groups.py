@@ -14,6 +14,7 @@ from millrace import Client, Consumer, LinkConfig, MillraceError, OffsetOutOfRan
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.errors import FencedInstance, NotAMember
 from routing.config import BrokerConfig
+from routing.topics.offset_store import Committed
 from tests.protocols.native.broker import Running, native_broker
 
 TIMEOUT_S = 20
@@ -306,7 +307,7 @@ async def test_a_listener_may_seek_and_commit() -> None:
 
         async with member(running, listener=Seeking()) as consumer:
             assert sorted([(await anext(consumer)).offset for _ in range(4)]) == [8, 8, 9, 9]
-        assert (await running.broker.offsets.fetch("g"))[("t", 0)] == (3, "")
+        assert (await running.broker.offsets.fetch("g"))[("t", 0)] == Committed(3)
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -324,7 +325,7 @@ async def test_who_is_to_be_told_where_to_begin_says_so_in_the_listener_or_after
                 with pytest.raises(OffsetOutOfRange, match=r"no committed offset for partition 1 of topic 't'$"):
                     await anext(consumer)
             await consumer.commit()
-            assert await running.broker.offsets.fetch("g") == {("t", 0): (8, "")}
+            assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(8)}
             await consumer.seek("t", 1, 9)
             assert sorted([(await anext(consumer)).offset for _ in range(3)]) == [8, 9, 9]
             await consumer.commit()

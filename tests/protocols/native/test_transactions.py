@@ -22,6 +22,7 @@ from millrace import (
     TransactionalProducer,
 )
 from routing.config import BrokerConfig
+from routing.topics.offset_store import Committed
 from tests.gateway.relay import relay
 from tests.protocols.native.broker import Restartable, Running, native_broker
 
@@ -120,7 +121,7 @@ async def test_several_partitions_and_offsets_together() -> None:
                     await producer.send_offsets({("in", 0): 1}, stale)
             async with producer.transaction():
                 await producer.send_offsets({("in", 0): 4}, "g")
-        assert (await running.broker.offsets.fetch("g"))[("in", 0)] == (4, "")
+        assert (await running.broker.offsets.fetch("g"))[("in", 0)] == Committed(4)
 
 
 async def test_the_next_process_fences_the_one_before() -> None:
@@ -268,4 +269,4 @@ async def test_without_an_event_loop() -> None:
         with trio.fail_after(TIMEOUT_S):
             await trio.to_thread.run_sync(work, running.server)
         assert sorted(map(int, filter(None, await read(running)))) == [*range(50), 100]
-        assert (await running.broker.offsets.fetch("g"))[("in", 0)] == (3, "")
+        assert (await running.broker.offsets.fetch("g"))[("in", 0)] == Committed(3)

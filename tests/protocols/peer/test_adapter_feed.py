@@ -86,11 +86,11 @@ async def test_a_subscription_and_the_messages_for_it() -> None:
 async def test_group_offsets() -> None:
     async with two() as both, trio.open_nursery() as nursery:
         feed, feeds, kept, pipe = linked(both, 1, nursery.start_soon)
-        offsets = {("t", 0): (5, "note"), ("t", 1): (1 << 40, "")}
+        offsets = {("t", 0): Committed(5, "note"), ("t", 1): Committed(1 << 40)}
         await feeds.commit_offsets(2, "g", offsets)
         assert kept.groups == {"g": offsets}
         assert await feeds.fetch_offsets(2, "g", None) == offsets
-        assert await feeds.fetch_offsets(2, "g", [("t", 1), ("u", 0)]) == {("t", 1): (1 << 40, "")}
+        assert await feeds.fetch_offsets(2, "g", [("t", 1), ("u", 0)]) == {("t", 1): Committed(1 << 40)}
         with pytest.raises(StorageUnavailable, match="not now"):
             await feeds.commit_offsets(2, "refused", offsets)
         with pytest.raises(StorageUnavailable, match="cannot be reached"):

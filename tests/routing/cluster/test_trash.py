@@ -17,6 +17,7 @@ from core_log.replication.moves import begun
 from core_log.replication.state import encode, log_key
 from routing.cluster.metadata import operating
 from routing.cluster.trash import KEPT_MS, TRASH, expired, keep_empty, put_aside
+from routing.topics.offset_store import Committed
 from tests.support.home_cluster import Mesh, mesh, until
 from tests.support.replica_node import batch_of
 
@@ -95,7 +96,7 @@ async def move(brokers: Mesh, *replicas: int) -> None:
 @pytest.mark.parametrize("away", [False, True], ids=["running", "away"])
 async def test_homes_and_offsets_that_others_have_now_are_moved_aside_and_freed(away: bool) -> None:
     async with mesh() as brokers:
-        await brokers.members[1].broker.offsets.commit("g", {("t", 0): (5, "")})
+        await brokers.members[1].broker.offsets.commit("g", {("t", 0): Committed(5)})
         leader = brokers.leader(0)
         gone = leader.me % 3 + 1
         others = [me for me in brokers.members if me != gone]

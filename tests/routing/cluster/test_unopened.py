@@ -12,6 +12,7 @@ from core_log.absent_log import AbsentLog
 from core_log.files import FaultyFiles
 from core_log.replication.state import encode, log_key
 from routing.cluster.metadata.standing import Standing
+from routing.topics.offset_store import Committed
 from tests.support.home_cluster import Member, mesh, until
 from tests.support.replica_node import batch_of
 
@@ -59,7 +60,7 @@ async def test_a_log_of_group_offsets_that_cannot_be_opened_is_one_that_its_brok
         part, offsets = brokers.members[1].part, brokers.members[1].broker.offsets
         groups = {offsets.log_of(group): group for group in "abcdefgh"}
         for number in (0, 1):
-            await offsets.commit(groups[number], {("t", 0): (5, "")})
+            await offsets.commit(groups[number], {("t", 0): Committed(5)})
             log = brokers.members[3].part.replicas.by_name[f"offsets-{number}"].log
             await until(lambda log=log: log.high_watermark)
         files = FaultyFiles(await brokers.kill(3))

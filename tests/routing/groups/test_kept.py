@@ -37,6 +37,7 @@ from routing.groups.errors import (
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
 from routing.groups.mixed_group import MixedGroup
+from routing.topics.offset_store import Committed
 
 DAY_MS = 86_400_000
 shift_ms = 0
@@ -106,15 +107,15 @@ async def test_members_of_both_kinds_go_on_after_a_crash() -> None:
     async with engine(after) as broker:
         assert (await beat(broker, "b", 2)).epoch == 2, "nobody's partitions move"
         assert (await beat(broker, "c", instance_id="one")).epoch == 2
-        await broker.groups.commit("g", "c", "one", 2, {("t", 0): (5, "")})
+        await broker.groups.commit("g", "c", "one", 2, {("t", 0): Committed(5)})
         for member, epoch, wrong in (("c", 1, StaleEpoch), ("b", 1, StaleEpoch)):
             with pytest.raises(wrong):
-                await broker.groups.commit("g", member, None, epoch, {("t", 0): (6, "")})
+                await broker.groups.commit("g", member, None, epoch, {("t", 0): Committed(6)})
         with pytest.raises(NeedsEpochs):
-            await broker.groups.commit("g", "b", None, 2, {("t", 0): (6, "")}, knows_epochs=False)
+            await broker.groups.commit("g", "b", None, 2, {("t", 0): Committed(6)}, knows_epochs=False)
         with pytest.raises(StaleEpoch):
             await broker.groups.fetch("g", member_id="b", epoch=1)
-        assert await broker.groups.fetch("g", member_id="b", epoch=2) == {("t", 0): (5, "")}
+        assert await broker.groups.fetch("g", member_id="b", epoch=2) == {("t", 0): Committed(5)}
 
 
 def files_of(broker: Broker) -> MemoryFiles:
@@ -133,7 +134,7 @@ async def test_a_generation_survives_a_crash() -> None:
         assert isinstance(group, Group)
         broker.groups.heartbeat("g", me.member_id, None, 1)
         assert (await sync(broker, me.member_id, 1, {})).assignment == b"all"
-        await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): (5, "")})
+        await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): Committed(5)})
         assert (await join(broker, me.member_id)).generation == 2
         await sync(broker, me.member_id, 2, {me.member_id: b"more"})
         broker.groups.leave("g", me.member_id, None)
@@ -195,7 +196,7 @@ async def test_a_group_of_both_kinds_survives_a_crash_and_goes_back_to_its_membe
         await broker.create_topic("t", partitions=2, config={})
         me = await join(broker, wants=wants)
         await sync(broker, me.member_id, 1, {me.member_id: encode_assignment([("t", 0), ("t", 1)])})
-        await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): (5, "")})
+        await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): Committed(5)})
         assert (await beat(broker, "a")).epoch == 2
         with pytest.raises(RebalanceInProgress):
             broker.groups.heartbeat("g", me.member_id, None, 1)
@@ -207,9 +208,9 @@ async def test_a_group_of_both_kinds_survives_a_crash_and_goes_back_to_its_membe
         assert (await join(broker, me.member_id, wants=wants)).generation == 2
         share = decode_assignment((await sync(broker, me.member_id, 2, {})).assignment)
         assert len(share) == 1
-        await broker.groups.commit("g", me.member_id, None, 1, {share[0]: (6, "")}, knows_epochs=False)
+        await broker.groups.commit("g", me.member_id, None, 1, {share[0]: Committed(6)}, knows_epochs=False)
         with pytest.raises(IllegalGeneration):
-            await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): (7, ""), ("t", 1): (7, "")})
+            await broker.groups.commit("g", me.member_id, None, 1, {("t", 0): Committed(7), ("t", 1): Committed(7)})
         assert len((await beat(broker, "a", 2)).assignment or ()) == 1
         with pytest.raises(InconsistentProtocol):
             broker.groups.sync("g", me.member_id, None, 2, "consumer", "sticky", {}, lambda synced: None)
@@ -241,7 +242,7 @@ async def test_what_is_deleted_is_gone_after_a_crash_too() -> None:
     async with engine(files) as broker:
         await broker.create_topic("t", partitions=1, config={})
         await beat(broker, "a")
-        await broker.groups.commit("g", "a", None, 1, {("t", 0): (5, "")})
+        await broker.groups.commit("g", "a", None, 1, {("t", 0): Committed(5)})
         with pytest.raises(GroupNotEmpty):
             await broker.groups.delete("g")
         await beat(broker, "a", LEAVING)
@@ -257,8 +258,8 @@ async def test_offsets_of_groups_without_members_are_kept_for_a_time(monkeypatch
     async with engine() as broker:
         await broker.create_topic("t", partitions=2, config={})
         await beat(broker, "a")
-        await broker.groups.commit("g", "a", None, 1, {("t", 0): (5, "")})
-        await broker.groups.commit("other", "", None, -1, {("t", 1): (5, "")})
+        await broker.groups.commit("g", "a", None, 1, {("t", 0): Committed(5)})
+        await broker.groups.commit("other", "", None, -1, {("t", 1): Committed(5)})
         for days, left in ((6, ["g", "other"]), (8, ["g"])):
             monkeypatch.setitem(globals(), "shift_ms", days * DAY_MS)
             await broker.groups.expire()

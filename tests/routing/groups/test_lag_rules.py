@@ -13,6 +13,7 @@ from routing.config import BrokerConfig
 from routing.errors import InvalidConfig, StorageUnavailable
 from routing.groups import lag_rules
 from routing.republishing import dead_letter_topics
+from routing.topics.offset_store import Committed
 from routing.topics.topic_config import log_config
 from tests.routing.harness import Engine, engine, killed, passing
 from tests.routing.queues.test_views import append
@@ -29,7 +30,7 @@ async def topic(running: Engine, **config: str) -> None:
 
 
 async def stand(running: Engine, group: str, offset: int) -> None:
-    await running.broker.offsets.commit(group, {PLACE: (offset, "note")})
+    await running.broker.offsets.commit(group, {PLACE: Committed(offset, "note")})
 
 
 async def position(running: Engine, group: str) -> int:
@@ -47,7 +48,7 @@ async def test_it_is_said_once_until_a_group_has_caught_up(
     async with engine(MemoryFiles()) as running:
         await topic(running)
         await running.broker.create_topic("free")
-        await running.broker.offsets.commit("g", {("free", 0): (0, ""), ("t", 7): (0, "")})
+        await running.broker.offsets.commit("g", {("free", 0): Committed(0), ("t", 7): Committed(0)})
         look = running.broker.lag_rules.look
         await stand(running, "g", 5)
         await stand(running, "near", 6)
@@ -170,7 +171,7 @@ async def test_a_position_that_a_transaction_may_change_is_let_be() -> None:
         await stand(running, "g", 1)
         offsets = running.broker.groups._store_of("g")
         assert offsets is not None
-        await offsets.commit_pending("g", 7, {PLACE: (3, "")}, there)
+        await offsets.commit_pending("g", 7, {PLACE: Committed(3)}, there)
         await running.broker.lag_rules.look()
         assert await position(running, "g") == 1
         await offsets.end_pending("g", 7, committed=True)

@@ -28,6 +28,7 @@ from routing.log_transactions.errors import (
 )
 from routing.log_transactions.links import Ending
 from routing.log_transactions.state import Stage
+from routing.topics.offset_store import Committed
 from tests.core_log.helpers import make_batch
 from tests.routing.harness import killed, passing
 from tests.support.transactional import transactional
@@ -211,23 +212,27 @@ async def test_an_operator_ends_a_transaction() -> None:
 async def test_offsets_of_groups_go_with_it(is_committed: bool) -> None:
     async with world() as one:
         offsets = one.broker.offsets
-        await offsets.commit("g", {("t", 0): (3, "before")})
+        await offsets.commit("g", {("t", 0): Committed(3, "before")})
         producer = await one.begin()
         await one.add(producer, groups=["g"])
 
         async def check() -> None:
             await one.coordinator.check_anywhere("id", *producer, group="g")
 
-        await offsets.commit_pending("g", producer[0], {("t", 0): (9, "n"), ("t", 1): (4, "")}, check)
-        assert offsets.known("g") == {("t", 0): (3, "before")}
+        await offsets.commit_pending("g", producer[0], {("t", 0): Committed(9, "n"), ("t", 1): Committed(4)}, check)
+        assert offsets.known("g") == {("t", 0): Committed(3, "before")}
         assert offsets.unstable("g") == {("t", 0), ("t", 1)}
         assert offsets.unstable("g", [("t", 1), ("s", 0)]) == {("t", 1)}
         await one.end(producer, committed=is_committed)
-        after = {("t", 0): (9, "n"), ("t", 1): (4, "")} if is_committed else {("t", 0): (3, "before")}
+        after = (
+            {("t", 0): Committed(9, "n"), ("t", 1): Committed(4)}
+            if is_committed
+            else {("t", 0): Committed(3, "before")}
+        )
         assert offsets.known("g") == after
         assert offsets.unstable("g") == set()
         with pytest.raises(WrongTransactionState):
-            await offsets.commit_pending("g", producer[0], {("t", 0): (10, "")}, check)
+            await offsets.commit_pending("g", producer[0], {("t", 0): Committed(10)}, check)
 
 
 async def test_a_kill_at_any_moment_leaves_all_or_nothing() -> None:
@@ -256,7 +261,7 @@ async def test_a_kill_at_any_moment_leaves_all_or_nothing() -> None:
                 async def check() -> None:
                     await one.coordinator.check_anywhere("id", *producer, group="g")
 
-                await one.broker.offsets.commit_pending("g", producer[0], {("t", 0): (number + 1, "")}, check)
+                await one.broker.offsets.commit_pending("g", producer[0], {("t", 0): Committed(number + 1)}, check)
                 await one.end(producer, committed=number != 2)
                 told = number + 1
             nursery.cancel_scope.cancel()

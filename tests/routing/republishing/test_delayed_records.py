@@ -13,6 +13,7 @@ from core_log.errors import InvalidRecord
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import BatchBuilder, iterate_records
 from routing.republishing.delayed_records import divide
+from routing.topics.offset_store import Committed
 from tests.routing.harness import Engine, engine, killed, passing
 
 QUEUE = "millrace.delayed.t"
@@ -156,14 +157,14 @@ async def test_a_group_makes_room_for_what_waits(clock: MockClock) -> None:
         await produce(running, batch(*[None] * 5, producer=7, sequence=0))
         await become(running, clock, [b"v0", b"v1"])
         await produce(running, batch("9", name="x-priority", producer=7, sequence=5))
-        await broker.offsets.commit("others", {("t", 0): (100, "")})
+        await broker.offsets.commit("others", {("t", 0): Committed(100)})
         await passing(clock, 1)
         await running.synced()
         assert len(values(running)) == 2
         urgent = [b"v0", b"v1", b"v0"]
         for expected in ([*urgent, b"v2"], [*urgent, b"v2", b"v3"], [*urgent, b"v2", b"v3", b"v4"]):
             end = broker.topics["t"].partitions[0].log.log_end_offset
-            await broker.offsets.commit("g", {("t", 0): (end - 1, "")})  # all but what was last
+            await broker.offsets.commit("g", {("t", 0): Committed(end - 1)})  # all but what was last
             await become(running, clock, expected)
             await passing(clock, 1)
             assert values(running) == expected

@@ -13,6 +13,7 @@ from core_log.record_batch import Record, encode_headers, iterate_records
 from routing.config import BrokerConfig
 from routing.errors import InvalidConfig
 from routing.groups.assigned import assigned
+from routing.topics.offset_store import Committed
 from routing.topics.topic_config import log_config
 from tests.routing.harness import Engine, engine, killed, passing
 from tests.routing.queues.test_views import append
@@ -53,21 +54,23 @@ async def test_a_position_is_tried_when_somebody_begins_there_whose_forerunner_i
     async with engine(MemoryFiles()) as running:
         await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "2"})
         await append(running, *range(5))
-        await running.broker.offsets.commit("g", {PLACE: (3, "note")})
-        assert (await running.broker.poison.look("g", {PLACE: (3, "")}))[PLACE] == (3, ""), "it has no members"
+        await running.broker.offsets.commit("g", {PLACE: Committed(3, "note")})
+        assert (await running.broker.poison.look("g", {PLACE: Committed(3)}))[PLACE] == Committed(3), (
+            "it has no members"
+        )
         running.broker.groups._add_classic("g")
         for _ in range(5):
             assert await goes_on(running) == 3, "who asks again has not failed"
         assert await goes_on(running, after=1) == 3
         assert await goes_on(running) == 3
         assert await goes_on(running, after=1) == 4
-        assert (await running.broker.offsets.fetch("g", [PLACE]))[PLACE] == (4, "")
+        assert (await running.broker.offsets.fetch("g", [PLACE]))[PLACE] == Committed(4)
         log = running.broker.topics["t.dlq"].partitions[0].log
         (dead,) = [one for each in log.read_blocking(0, 1 << 20) for one in iterate_records(each)]
         assert bytes(dead.value or b"") == b"3"
         assert dict(dead.headers)["x-dead-letter-tries"] == b"2"
         assert await goes_on(running, after=1) == 4
-        await running.broker.offsets.commit("g", {PLACE: (5, "")})
+        await running.broker.offsets.commit("g", {PLACE: Committed(5)})
         for _ in range(5):
             assert await goes_on(running, after=1) == 5, "there is nothing to fail at"
         await append(running, "later")
@@ -88,7 +91,7 @@ async def test_before_it_is_a_dead_letter_it_comes_again_after_each_delay(clock:
     async with engine(files) as running:
         await running.broker.create_topic("t", config=config)
         await append(running, *range(3), headers=encode_headers([("h", b"\xff"), ("x-retry-tries", b"9")]))
-        await running.broker.offsets.commit("g", {PLACE: (1, "")})
+        await running.broker.offsets.commit("g", {PLACE: Committed(1)})
         running.broker.groups._add_classic("g")
         for expected in (1, 1, 2):
             assert await goes_on(running, after=1) == expected
@@ -102,7 +105,7 @@ async def test_before_it_is_a_dead_letter_it_comes_again_after_each_delay(clock:
         assert copy.timestamp_ms == 1_000
         told = {"x-retry-group": b"g", "x-retry-count": b"1", "x-retry-tries": b"2", "x-retry-offset": b"1"}
         assert copy.headers == [("h", b"\xff"), *told.items()]
-        await running.broker.offsets.commit("g", {PLACE: (3, "")})
+        await running.broker.offsets.commit("g", {PLACE: Committed(3)})
         for expected in (3, 3, 4):
             assert await goes_on(running, after=1) == expected
         await running.synced()

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import encode_headers
 from routing.errors import InvalidConfig, InvalidPartitions, PreconditionFailed
+from routing.topics.offset_store import Committed
 from routing.topics.topic_config import SPLIT_STATE
 from tests.routing.harness import Engine, engine, killed, passing
 from tests.routing.queues.test_views import append
@@ -27,7 +28,7 @@ def visible(running: Engine) -> list[int]:
 async def reads(running: Engine, *offsets: int, groups: str = "gh") -> None:
     """Groups commit where they are in the first partitions."""
     for group in groups:
-        places = {("t", index): (offset, "") for index, offset in enumerate(offsets)}
+        places = {("t", index): Committed(offset) for index, offset in enumerate(offsets)}
         await running.broker.offsets.commit(group, places)
 
 

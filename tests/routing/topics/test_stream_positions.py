@@ -7,6 +7,7 @@ import trio
 
 from core_log.memory_files import MemoryFiles
 from routing.errors import BrokerError
+from routing.topics.offset_store import Committed
 from tests.routing.harness import engine, killed
 from tests.routing.topics.test_streams import Reader, filled
 
@@ -24,7 +25,7 @@ async def test_a_tag_goes_on_behind_what_it_acknowledged() -> None:
         place = ("s", 0)
         offsets = running.broker.offsets
         with trio.fail_after(5):
-            while offsets.known("millrace.stream.mine") != {place: (2, "")}:
+            while offsets.known("millrace.stream.mine") != {place: Committed(2)}:
                 await trio.sleep(0.001)
         running.turn()
         await running.until(lambda: not running.broker.flusher.unflushed_bytes)
@@ -46,7 +47,7 @@ async def test_a_position_is_noted_when_the_consumer_goes_and_not_before_it_move
     async with engine(MemoryFiles(), stream_tracking_delay_ms=3_600_000) as running:
         await filled(running)
         group, place = "millrace.stream.mine", ("s", 0)
-        for acknowledged, expected in [(0, {}), (3, {place: (3, "")}), (7, {place: (10, "")})]:
+        for acknowledged, expected in [(0, {}), (3, {place: Committed(3)}), (7, {place: Committed(10)})]:
             reader = Reader(running)
             consumer = await reader.read("s", None, tag="mine", **{"x-stream-offset": None})
             running.turn()

@@ -15,6 +15,7 @@ from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
 from routing.errors import NotFound, PreconditionFailed
 from routing.message import Slab
+from routing.topics.offset_store import Committed
 from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import PERSISTENT, engine, with_headers
 
@@ -137,9 +138,9 @@ async def test_topics_come_back_and_deleted_ones_do_not() -> None:
         await broker.bind("topic", "gone", "amq.fanout", "")
         client = running.client()
         await client.publish_safely("k", "one", exchange="amq.fanout")
-        await broker.offsets.commit("g", {("kept", 0): (5, "note"), ("gone", 0): (1, "")})
+        await broker.offsets.commit("g", {("kept", 0): Committed(5, "note"), ("gone", 0): Committed(1)})
         await broker.delete_topic("gone")
-        assert broker.offsets.known("g") == {("kept", 0): (5, "note")}
+        assert broker.offsets.known("g") == {("kept", 0): Committed(5, "note")}
         assert not files.exists("topics/gone-0")
         with pytest.raises(NotFound):
             await broker.delete_topic("gone")
@@ -150,7 +151,7 @@ async def test_topics_come_back_and_deleted_ones_do_not() -> None:
             topic = running.broker.topics["kept"]
             assert topic.config == {"retention.ms": "-1"}
             assert [value for partition in topic.partitions for value in values(partition)] == ["one", "two"]
-            assert running.broker.offsets.known("g") == {("kept", 0): (5, "note")}
+            assert running.broker.offsets.known("g") == {("kept", 0): Committed(5, "note")}
             client = running.client()
             await client.publish_safely("k", "three", exchange="amq.fanout")
             await running.broker.unbind("topic", "kept", "amq.fanout", "")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from routing.errors import BrokerError
+from routing.topics.offset_store import Committed
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.process import Process
@@ -53,7 +54,7 @@ class Group:
             value, self.next = self.next, self.next + 1
             self.perhaps.add(value)
             try:
-                await process.broker.offsets.commit(GROUP, {PLACE: (value, "")})
+                await process.broker.offsets.commit(GROUP, {PLACE: Committed(value)})
             except BrokerError as error:
                 process.note(f"group offsets: {error}")
                 continue

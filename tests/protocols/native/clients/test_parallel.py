@@ -28,6 +28,7 @@ from millrace import (
     process_in_parallel,
 )
 from protocols.native.clients.group_bytes import Partition
+from routing.topics.offset_store import Committed
 from tests.protocols.native.broker import Running
 from tests.protocols.native.test_groups import fill, group_broker, member, until
 from tests.support.broker_process import broker_process
@@ -67,7 +68,7 @@ async def test_each_lane_in_order_and_lanes_beside_each_other(order: Any) -> Non
         if order == "key":
             assert all(values == sorted(values) for values in seen.values())
         offsets = await running.broker.offsets.fetch("g")
-        assert sum(offset for offset, _ in offsets.values()) == 300
+        assert sum(at.offset for at in offsets.values()) == 300
 
 
 async def _process(consumer: Consumer, handle: Callable[[ConsumerRecord], Any], order: Any) -> None:
@@ -89,7 +90,7 @@ async def test_only_what_is_finished_in_a_row_is_committed() -> None:
             nursery.start_soon(_process, consumer, handle, "key")
             await until(lambda: len(done) == 19)
             nursery.cancel_scope.cancel()
-        assert await running.broker.offsets.fetch("g") == {("t", 0): (7, "")}
+        assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(7)}
 
 
 async def test_the_first_error_ends_it() -> None:
@@ -103,7 +104,7 @@ async def test_the_first_error_ends_it() -> None:
         async with member(running) as consumer:
             with pytest.raises(KeyError, match="application"):
                 await process_in_parallel(consumer, handle, workers=2, order="partition")
-        assert await running.broker.offsets.fetch("g") == {("t", 0): (5, "")}
+        assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(5)}
         async with member(running, auto_commit_interval_ms=5) as consumer:
             with pytest.raises(ValueError, match="auto_commit"):
                 await process_in_parallel(consumer, handle)
@@ -135,7 +136,7 @@ async def test_who_goes_on_after_an_error_gets_again_what_was_not_finished(order
             nursery.cancel_scope.cancel()
         assert failed == {5, 25, 45, 65, 85}
         offsets = await running.broker.offsets.fetch("g")
-        assert sum(offset for offset, _ in offsets.values()) == 100
+        assert sum(at.offset for at in offsets.values()) == 100
 
 
 async def test_who_ends_it_and_commits_commits_nothing_that_was_not_finished() -> None:
@@ -155,7 +156,7 @@ async def test_who_ends_it_and_commits_commits_nothing_that_was_not_finished() -
                 nursery.cancel_scope.cancel()
             await consumer.commit()
             assert (await anext(consumer)).offset == 7
-        assert await running.broker.offsets.fetch("g") == {("t", 0): (7, "")}
+        assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(7)}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

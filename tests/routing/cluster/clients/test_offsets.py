@@ -27,11 +27,11 @@ async def test_what_is_noted_while_a_commit_is_under_way_is_one_more() -> None:
             await commit(group, positions)
 
         offsets.commit = counted  # type: ignore[method-assign]
-        offsets.note("g", {PLACES[0]: (0, "")})
+        offsets.note("g", {PLACES[0]: Committed(0)})
         await until(lambda: commits)
         for position in range(100):
-            offsets.note("g", {PLACES[position % 2]: (position, "")})
+            offsets.note("g", {PLACES[position % 2]: Committed(position)})
         await until(lambda: not offsets._noted)
-        noted = {PLACES[0]: (98, ""), PLACES[1]: (99, "")}
+        noted = {PLACES[0]: Committed(98), PLACES[1]: Committed(99)}
         assert await offsets.fetch("g", PLACES) == noted
-        assert commits == [{PLACES[0]: (0, "")}, noted]
+        assert commits == [{PLACES[0]: Committed(0)}, noted]

@@ -19,6 +19,7 @@ from routing.cluster.metadata.importing import Import
 from routing.cluster.metadata.joining import ClusterRefused
 from routing.cluster.metadata.records import META, READY, ClusterMeta, decode, directory_key, encode
 from routing.directories import topic_directory
+from routing.topics.offset_store import Committed
 from routing.topics.stream_settings import topic_name
 from routing.topology.catalog import Catalog
 from tests.routing.cluster.metadata.test_elections import start, states
@@ -54,7 +55,7 @@ async def filled() -> MemoryFiles:
                     partition.log.append(batch_of(0, 10, 10))
                     partition.log.request_sync()
             await one.synced()
-            await one.broker.offsets.commit("group", {("orders", 1): (7, "here")})
+            await one.broker.offsets.commit("group", {("orders", 1): Committed(7, "here")})
             files = killed(files)
     return files
 
