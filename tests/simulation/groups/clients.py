@@ -21,6 +21,7 @@ from routing.groups.consumer_member import JOINING, LEAVING, LEAVING_FOR_NOW, Be
 from routing.groups.coordinator import Coordinator
 from routing.groups.errors import GroupError, MemberIdRequired, RebalanceInProgress
 from routing.groups.membership import Joined, Joining, Synced
+from routing.topics.offset_store import Committed
 from tests.simulation.groups.world import GROUP, NETWORK_MS, World
 
 SESSION_MS, REBALANCE_MS = 6_000, 4_000
@@ -201,7 +202,7 @@ class Client:
         member_id, instance, epoch = self.member_id, self.instance, self.epoch
 
         def committing(coordinator: Coordinator, reply: Callable[[Any], None]) -> None:
-            noted = {place: (offset, "") for place, offset in offsets.items()}
+            noted = {place: Committed(offset) for place, offset in offsets.items()}
             made = coordinator.commit(GROUP, member_id, instance, epoch, noted)
             self.world.commit(made, offsets, lambda: reply(Beaten(None)))
 

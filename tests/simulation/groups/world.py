@@ -97,7 +97,7 @@ class Offsets(OffsetStore):
 
     async def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """In the log; the world answers when that is durable."""
-        for place, (offset, _) in offsets.items():
+        for place, (offset, *_) in offsets.items():
             before = self.known(group, [place]).get(place, (0, ""))[0]
             if offset < before:
                 raise Violation(f"{place} goes back from {before} to {offset}")
