@@ -2,7 +2,8 @@
 
 All four are a packet id, in MQTT 5 then a reason and properties, which may be absent. Three forms are found in C by
 their columns, windows growing by four: nothing but the id; a reason, too; and an empty property block after that. Any
-other is read by itself and belongs to the run.
+other is read by itself and belongs to the run. One whose id is 0, which no publish has, ends a run: it is found again
+as the first packet of what follows, so that what came before it counts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from protocols.mqtt.packets import frame, packet_id_ranges
 from protocols.mqtt.properties import IN_ACKNOWLEDGEMENT, read_properties
 from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, MqttProtocolError, ReasonCode
 
+_ID_0 = b"\0\0"
 _WINDOW = 16
 _FAILURE = 0x80
 _CLAUSES = {
@@ -34,11 +36,15 @@ def take_acknowledgements(
     """The run of this kind that begins with the complete packet [position, stop) of 3.1 or 3.1.1, and where it ends."""
     if stop - position != 4:
         raise MqttProtocolError(f"{kind.name} of another length than 2", _CLAUSES[kind])
+    packet_id = data[stop - 2] << 8 | data[stop - 1]
+    if not packet_id:
+        raise _packet_id_0(kind)
     if stop == len(data):  # nothing follows
-        packet_id = data[stop - 2] << 8 | data[stop - 1]
         return Acknowledgements([(packet_id, packet_id)], kind), stop
-    packet_ids = bytearray()
+    packet_ids, start = bytearray(), position
     position = _take_columns(data, position, 4, data[position], packet_ids)  # in 3.1 PUBREL may have DUP
+    if _ID_0 in packet_ids and (good := _count_before_id_0(packet_ids)) * 2 < len(packet_ids):
+        return take_acknowledgements(data[: start + 4 * good], start, stop, kind)
     return Acknowledgements(packet_id_ranges(packet_ids), kind), position
 
 
@@ -46,10 +52,13 @@ def take_acknowledgements_5(
     data: bytes, position: int, stop: int, kind: AcknowledgementKind, packet_bytes_max: int
 ) -> tuple[Acknowledgements, int]:
     """The same for MQTT 5."""
-    end = len(data)
+    start, end = position, len(data)
     if stop == end and stop - position == 4:  # nothing follows
         packet_id = data[stop - 2] << 8 | data[stop - 1]
+        if not packet_id:
+            raise _packet_id_0(kind)
         return Acknowledgements([(packet_id, packet_id)], kind), stop
+    first_stop = stop
     packet_ids = bytearray()
     failed: list[tuple[int, int]] = []
     while True:
@@ -57,9 +66,9 @@ def take_acknowledgements_5(
         if length == 2:
             position = _take_columns(data, position, 4, kind, packet_ids)
         elif length == 3 or (length == 4 and not data[position + 5]):
-            start, known = position, len(packet_ids)
+            begin, known = position, len(packet_ids)
             position = _take_columns(data, position, length + 2, kind, packet_ids)
-            reasons = data[start + 4 : position : length + 2]
+            reasons = data[begin + 4 : position : length + 2]
             good = _count_good(kind, reasons)
             if max(reasons) >= _FAILURE:
                 ids = zip(packet_ids[known::2], packet_ids[known + 1 :: 2])
@@ -70,7 +79,7 @@ def take_acknowledgements_5(
                 if not known + good:
                     raise _wrong_reason(kind, reasons[0])
                 del packet_ids[known + 2 * good :]
-                position = start + (length + 2) * good
+                position = begin + (length + 2) * good
                 break
         else:
             try:
@@ -91,7 +100,26 @@ def take_acknowledgements_5(
             break  # raised again as the first packet of what follows: this run counts
         if stop > end:
             break
+    if _ID_0 in packet_ids and (good := _count_before_id_0(packet_ids)) * 2 < len(packet_ids):
+        if not good:
+            raise _packet_id_0(kind)
+        end = start
+        for _ in range(good):
+            end = frame(data, end, len(data), packet_bytes_max)[1]
+        return take_acknowledgements_5(data[:end], start, first_stop, kind, packet_bytes_max)
     return Acknowledgements(packet_id_ranges(packet_ids), kind, failed), position
+
+
+def _count_before_id_0(packet_ids: bytearray) -> int:
+    """How many packet ids stand before the first that is 0."""
+    at = packet_ids.find(_ID_0)
+    while at >= 0 and at & 1:
+        at = packet_ids.find(_ID_0, at + 1)
+    return (at if at >= 0 else len(packet_ids)) // 2
+
+
+def _packet_id_0(kind: AcknowledgementKind) -> MqttProtocolError:
+    return MqttProtocolError(f"{kind.name} with packet identifier 0", "MQTT-2.3.1-6", ReasonCode.PROTOCOL_ERROR)
 
 
 def _take_columns(data: bytes, position: int, size: int, kind: int, packet_ids: bytearray) -> int:

@@ -218,7 +218,7 @@ class Delivering:
         stop: int,
     ) -> None:
         """Publishes [start, stop) with packet ids, as many as there are ids for."""
-        for packet_id, at, count in self.inflight.take(consumer, first_id, stop - start, redelivered):
+        for packet_id, at, count in self.inflight.take(consumer, first_id, stop - start, redelivered, qos):
             first, end = start + at, start + at + count
             some = heads if type(heads) is bytes else heads[first:end]
             props = blocks if type(blocks) is bytes else blocks[first:end]
@@ -283,7 +283,7 @@ class Delivering:
     ) -> None:
         """Publishes with a topic each at the QoS and with the flags of `way`, as many as there are ids for."""
         qos, flags = way
-        for packet_id, start, count in self.inflight.take(consumer, first_id, len(bodies), redelivered):
+        for packet_id, start, count in self.inflight.take(consumer, first_id, len(bodies), redelivered, qos):
             end = start + count
             props = blocks if isinstance(blocks, bytes) else blocks[start:end]
             packets = encode_varied(
@@ -378,7 +378,7 @@ class Delivering:
             self._adapter.outbox.write(encode(topics, bodies, 0, flags, blocks))
             return
         at_once = not self.inflight.may_wait(consumer, way.qos)
-        for packet_id, start, count in self.inflight.take(consumer, first_id, last - first, redelivered):
+        for packet_id, start, count in self.inflight.take(consumer, first_id, last - first, redelivered, way.qos):
             end = start + count
             props = blocks if isinstance(blocks, bytes) else blocks[start:end]
             packets = encode(

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 OWN_ID_MAX = 32_767
+QOS_2 = 2
 
 
 def _offsets(entry: Unsettled, first: int, stop: int) -> Sequence[int]:
@@ -78,8 +79,8 @@ class Inflight:
     """Of one connection, from CONNECT on; see the module."""
 
     __slots__ = (
-        "_adapter", "_asked", "_collided", "_held", "_lasting", "_releases", "_session", "_waiting", "_window",
-        "packet_ids",
+        "_adapter", "_asked", "_collided", "_held", "_lasting", "_releases", "_session", "_unreceived", "_waiting",
+        "_window", "packet_ids",
     )  # fmt: skip
 
     def __init__(self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None, window: int) -> None:
@@ -90,6 +91,8 @@ class Inflight:
         self.packet_ids = PacketIds() if lasting is None else PacketIds(OWN_ID_MAX + 1)
         self._held: dict[int, int] = {}
         """Packet ids after PUBREC, with offsets; -1: it is not the message's own."""
+        self._unreceived: set[int] = set()
+        """Packet ids at QoS 2 before PUBREC: PUBACK is no answer to them."""
         self._releases: deque[_Releases] = deque()
         """In the order of what asked for them."""
         self._collided = False
@@ -107,12 +110,22 @@ class Inflight:
             return None
         return queue if queue.name == self._lasting.name else None
 
-    def take(self, consumer: Consumer, first_id: int, count: int, redelivered: bool) -> list[tuple[int, int, int]]:
-        """Packet ids for deliveries, as (first id, place of the first, count). Those that the client has been sent are
-        left out. Where ids do not suffice for all, `collided` is true, and the others were given back.
+    def take(
+        self, consumer: Consumer, first_id: int, count: int, redelivered: bool, qos: int
+    ) -> list[tuple[int, int, int]]:
+        """Packet ids for deliveries at a QoS, as (first id, place of the first, count). Those that the client has been
+        sent are left out. Where ids do not suffice for all, `collided` is true, and the others were given back.
         """
         if self._lasting is None or self._own(consumer) is None:
-            return self.packet_ids.take(first_id, count)
+            taken = self.packet_ids.take(first_id, count)
+        else:
+            taken = self._take_own(first_id, count, redelivered)
+        if qos == QOS_2:
+            for packet_id, _, some in taken:
+                self._unreceived.update(range(packet_id, packet_id + some))
+        return taken
+
+    def _take_own(self, first_id: int, count: int, redelivered: bool) -> list[tuple[int, int, int]]:
         taken: list[tuple[int, int, int]] = []
         done = 0
         entry = entry_at(self._session.unsettled, first_id)
@@ -169,7 +182,7 @@ class Inflight:
 
     def may_wait(self, consumer: Consumer, qos: int) -> bool:
         """Whether `write` may send other packets before these."""
-        return qos == 2 and self._own_here(consumer) is not None
+        return qos == QOS_2 and self._own_here(consumer) is not None
 
     def _own_here(self, consumer: Consumer) -> Queue | None:
         """`_own`, where this broker leads it: then it is known when deliveries are committed."""
@@ -177,7 +190,7 @@ class Inflight:
 
     def write(self, consumer: Consumer, packets: bytes, qos: int, last_id: int) -> None:
         """Send publishes, the last of which is this delivery: at QoS 2 when it is committed."""
-        own = self._own_here(consumer) if qos == 2 else None
+        own = self._own_here(consumer) if qos == QOS_2 else None
         if own is not None:
             end = entry_at(self._session.unsettled, last_id).offsets_of(last_id, last_id + 1)[0] + 1
             if self._waiting or own.partition.log.committed_offset < end:
@@ -233,6 +246,9 @@ class Inflight:
             self._received(event)
         elif event.kind is PUBCOMP:
             self._completed(event)
+        elif (self._unreceived or self._held) and self._is_at_qos_2(event):
+            # It would be received, and not completed: whatever it is, the client takes it for something else.
+            self._adapter.end("PUBACK for a publish at QoS 2 [MQTT-4.3.3-1]", code=ReasonCode.PROTOCOL_ERROR)
         else:
             for packet_id, _ in event.failed:
                 for first_delivery, last_delivery in self.packet_ids.release(packet_id, packet_id):
@@ -243,8 +259,19 @@ class Inflight:
             if self._collided:
                 self._free()
 
+    def _is_at_qos_2(self, event: Acknowledgements) -> bool:
+        """Whether any of what is acknowledged was sent so, and is not completed."""
+        return any(
+            not self._unreceived.isdisjoint(range(first, last + 1))
+            or any(packet_id in self._held for packet_id in range(first, last + 1))
+            for first, last in event.ranges
+        )
+
     def _received(self, event: Acknowledgements) -> None:
         failed = {packet_id for packet_id, _ in event.failed}
+        if self._unreceived:
+            for first, last in event.ranges:
+                self._unreceived.difference_update(range(first, last + 1))
         for packet_id in failed:  # that is the end of it (MQTT 5, 4.3.3)
             for first_delivery, last_delivery in self.packet_ids.release(packet_id, packet_id):
                 self._session.settle(first_delivery, last_delivery, Outcome.DISCARD)

@@ -296,3 +296,32 @@ async def test_no_local_leaves_out_ones_own_and_nobody_elses(world: World) -> No
         await publisher.send(publish_5("a", b"%d" % number, qos=1))
         assert [kind for kind, _ in await told(publisher)] == [PUBACK]  # [MQTT-3.8.3-3]
         assert [delivery(found)[3] for found in await told(other)] == [b"%d" % number]
+
+
+@pytest.mark.parametrize("expiry_s", [0, 60])
+@pytest.mark.parametrize("received", [False, True])
+async def test_mqtt_4_3_3_4_a_puback_ends_no_exchange_at_qos_2(world: World, received: bool, expiry_s: int) -> None:
+    properties = block(session_expiry=expiry_s) if expiry_s else b""
+    client, _ = await opened(world, "s", properties)
+    await client.send(subscribe_5(1, ("a", 2)))
+    await told(client)
+    publisher, _ = await opened(world, "p")
+    await publisher.send(publish_5("a", b"1", qos=1, packet_id=1), publish_5("a", b"2", qos=2, packet_id=2))
+    at_1, at_2 = [int.from_bytes(body[3:5], "big") for _, body in await told(client, 2)]
+    await client.send(acknowledge(PUBACK, at_1))
+    assert client.take() == b""
+    if received:
+        await client.send(acknowledge(PUBREC, at_2))
+        assert await told(client) == [(PUBREL, at_2.to_bytes(2, "big"))]
+    await client.send(acknowledge(PUBACK, at_2))
+    ((kind, body),) = await told(client)
+    assert (kind, body[0]) == (DISCONNECT, 0x82)
+    assert client.adapter.closed
+    client.lose()
+    if expiry_s:  # and it is completed when the client is back
+        client = world.open()
+        await client.send(connect_5("s", properties, flags=0))
+        again = await told(client, 2)
+        assert again[1][0] == (PUBREL if received else PUBLISH | 0b1100)
+        await client.send(*([] if received else [acknowledge(PUBREC, at_2)]), acknowledge(PUBCOMP, at_2))
+        assert not client.adapter.closed

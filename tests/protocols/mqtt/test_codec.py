@@ -99,6 +99,10 @@ ILLEGAL = {
     "MQTT-2.3.1-1 SUBSCRIBE with id 0": subscribe(0, ("a", 0)),
     "MQTT-2.3.1-1 UNSUBSCRIBE with id 0": unsubscribe(0, "a"),
     "MQTT-2.3.1-1 SUBSCRIBE without id": packet(0x82, b"\1"),
+    "MQTT-2.3.1-6 PUBACK with id 0": puback(0),
+    "MQTT-2.3.1-6 PUBREC with id 0": acknowledge(0x50, 0),
+    "MQTT-2.3.1-6 PUBREL with id 0": acknowledge(0x62, 0),
+    "MQTT-2.3.1-6 PUBCOMP with id 0": acknowledge(0x70, 0),
     "MQTT-3.1.0-2 second CONNECT": connect("c2"),
     "MQTT-3.3.1-2 DUP with QoS 0": publish("a", dup=True),
     "MQTT-3.3.1-4 QoS 3": publish("a", qos=3),
@@ -308,13 +312,22 @@ def test_payloads_that_look_like_packets_with_ids_do_not_confuse_a_run() -> None
         ([5, 4, 3], [(5, 5), (4, 4), (3, 3)]),
         ([7, 7], [(7, 7), (7, 7)]),
         ([255, 256, 257, 300, 301], [(255, 257), (300, 301)]),
-        ([0, 1], [(0, 1)]),
     ],
 )
 def test_acknowledgements_come_as_ranges(packet_ids: list[int], ranges: list[tuple[int, int]]) -> None:
     assert connected().receive_data(puback(*packet_ids)) == [Acknowledgements(ranges)]
     mixed = puback(*packet_ids) + PINGREQ + puback(9)
     assert connected().receive_data(mixed) == [Acknowledgements(ranges), PingRequest(), Acknowledgements([(9, 9)])]
+
+
+@pytest.mark.parametrize("good", [1, 2, 100])
+def test_mqtt_2_3_1_6_what_was_acknowledged_before_an_id_of_0_counts(good: int) -> None:
+    ids = [256 * (i + 1) for i in range(good)]  # whose bytes make zeros that are no id
+    expected = Acknowledgements([(i, i) for i in ids])
+    with pytest.raises(MqttProtocolError) as raised:
+        connected().receive_data(puback(*ids, 0, 1))
+    assert raised.value.events == [expected]
+    assert connected().receive_data(puback(*ids)) == [expected]
 
 
 topics = st.sampled_from(["a", "a/b", "ü", "long/" * 12])

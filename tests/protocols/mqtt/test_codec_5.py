@@ -148,6 +148,10 @@ ILLEGAL: dict[str, tuple[bytes, ReasonCode]] = {
     " subscription id 0": (subscribe_5(1, ("a", 0), properties=block(subscription_id=0)), ERROR),
     " neither topic nor alias": (publish_5("", b""), ERROR),
     " an alias that stands for nothing": (publish_5("", b"", block(topic_alias=7)), ERROR),
+    "MQTT-2.2.1-5 PUBACK with id 0": (acknowledge_5(0x40, 0, 0, b""), ERROR),
+    "MQTT-2.2.1-5 PUBREC with id 0": (acknowledge_5(0x50, 0, 0x80), ERROR),
+    "MQTT-2.2.1-5 PUBREL with id 0": (acknowledge(0x62, 0), ERROR),
+    "MQTT-2.2.1-5 PUBCOMP with id 0": (acknowledge_5(0x70, 0, 0, block(reason_string="x")), ERROR),
     "MQTT-3.1.0-2 a second CONNECT": (connect_5("c"), ERROR),
     "MQTT-3.3.1-2 DUP with QoS 0": (publish_5("t", dup=True), BAD),
     "MQTT-3.3.1-4 QoS 3": (publish_5("t", qos=3), BAD),
@@ -365,6 +369,16 @@ def test_no_alias_is_allowed_where_the_limit_is_0() -> None:
     _, error = feed(connected(MqttConfig(topic_alias_max=0)), [publish_5("t", b"", block(topic_alias=1))])
     assert error is not None
     assert error.code == ReasonCode.TOPIC_ALIAS_INVALID
+
+
+@pytest.mark.parametrize("bad", [puback(0), acknowledge_5(0x40, 0, 0x80), acknowledge_5(0x40, 0, 0, b"")])
+def test_mqtt_2_2_1_5_what_was_acknowledged_before_an_id_of_0_counts(bad: bytes) -> None:
+    good = puback(1, 256) + acknowledge_5(0x40, 512, 0x97) + acknowledge_5(0x40, 9, 0, block(reason_string="x"))
+    machine = connected()
+    with pytest.raises(MqttProtocolError) as raised:
+        machine.receive_data(good + bad + acknowledge_5(0x40, 7, 0x97))
+    expected = Acknowledgements([(1, 1), (256, 256), (512, 512), (9, 9)], failed=[(512, 0x97)])
+    assert raised.value.events == [expected]
 
 
 def test_acknowledgements_of_all_forms_are_one_event() -> None:

@@ -139,7 +139,7 @@ async def test_inflight_limit_and_acknowledgements_in_any_order(world: World) ->
     assert [packet_id for _, _, packet_id, _ in subscriber.take_deliveries()] == list(range(1, 11))
     await subscriber.acknowledge(3, 2, 9)
     assert [packet_id for _, _, packet_id, _ in subscriber.take_deliveries()] == [11, 12, 13]
-    await subscriber.acknowledge(3, 500, 0)
+    await subscriber.acknowledge(3, 500)
     assert subscriber.take() == b""
     await subscriber.acknowledge(1, *range(4, 9), *range(10, 14))
     assert [packet_id for _, _, packet_id, _ in subscriber.take_deliveries()] == list(range(14, 24))
