@@ -280,7 +280,8 @@ def slabs_of(rows: Iterable[Row], exchange: str) -> Iterator[Slab]:
 
 async def give_out(session: Session, queue_name: str, slabs: Iterable[Slab]) -> None:
     """Put messages into a queue, past any exchange; others have their turns in between, and the disk may catch up. Ends
-    with the queue or the session. Raises BrokerError.
+    with the queue, or with the session if the queue is no longer there than that: who comes back to a durable one has
+    subscribed once, and asks for nothing again. Raises BrokerError.
     """
     broker, queue = session.broker, session.vhost.queues.get(queue_name)
     if queue is None:
@@ -291,7 +292,7 @@ async def give_out(session: Session, queue_name: str, slabs: Iterable[Slab]) -> 
         broker.end_turn()
         await broker.wait_for_room()
         await trio.lowlevel.checkpoint()
-        if session.closed or queue.deleted:
+        if queue.deleted or (session.closed and not queue.durable):
             return
 
 

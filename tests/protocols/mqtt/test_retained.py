@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import trio
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_retained import wanted
@@ -13,7 +14,7 @@ from protocols.mqtt.events import SubscriptionRequest
 from routing.broker import open_broker
 from routing.config import BrokerConfig
 from tests.protocols.mqtt.conftest import Client, World
-from tests.protocols.mqtt.wire import packets, puback, publish, subscribe
+from tests.protocols.mqtt.wire import connect, packets, puback, publish, subscribe
 
 
 async def retain(world: World, *messages: tuple[str, bytes, int]) -> None:
@@ -133,3 +134,21 @@ async def test_amqp_sees_the_persistence_of_what_is_retained(world: World) -> No
         message = await session.get("q", no_ack=True)
         assert message is not None
         assert message.slab.properties_of(message.index).neutral.persistent is persistent
+
+
+async def test_who_loses_its_connection_meanwhile_is_given_the_rest_when_it_is_back(world: World) -> None:
+    await retain(world, *((f"t/{n}", b"%d" % n, 1) for n in range(3000)))
+    subscriber = await world.client("s", clean=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(subscriber.send, subscribe(1, ("#", 1)))
+        while not (sent := subscriber.take()):
+            await trio.lowlevel.checkpoint()
+        assert sent[0] == 0x90  # who got SUBACK has no reason to subscribe again
+        subscriber.lose()
+    subscriber = world.open()
+    await subscriber.send(connect("s", clean=False))
+    found = list(packets(subscriber.take()))
+    assert found[0] == (0x20, b"\1\0")
+    payloads = sorted(int(body[2 + int.from_bytes(body[:2], "big") + 2 :]) for first, body in found[1:])
+    assert payloads == list(range(3000))
+    assert {first & ~8 for first, _ in found[1:]} == {0x33}
