@@ -237,7 +237,7 @@ class MqttAdapter:
         connect.client_id = self._shown_name = connect.client_id or f"auto-{secrets.token_hex(12)}"
         config = self.config
         rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
-        told = connack_properties(config, connect, assigned)
+        told = connack_properties(config, connect, assigned, self.broker.message_bytes_max)
         sessions = sessions_of(self.broker)
         if code == ReasonCode.SUCCESS and not self._takes_connack(connect, told):
             return

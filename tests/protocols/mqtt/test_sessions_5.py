@@ -258,9 +258,17 @@ async def test_a_stop_an_operator_and_a_deleted_queue_are_told(world: World) -> 
     assert ended_with(client) == 0x98
 
 
-async def test_the_largest_packet_there_can_be_is_no_number_that_clients_do_not_take(world: World) -> None:
-    for most, told_bytes in ((1 << 20, 1 << 20), (256 << 20, 268_435_455)):
-        _, body = await opened(world, config=MqttConfig(packet_bytes_max=most))
+@pytest.mark.parametrize(
+    ("most", "message_bytes_max", "told_bytes"),
+    [
+        (1 << 20, 128 << 20, 1 << 20),
+        (256 << 20, 1 << 30, 268_435_455),  # a larger one is no number that clients take
+        (1 << 20, 256 << 10, (256 << 10) + 4096),  # a larger message is refused
+    ],
+)
+async def test_the_largest_packet_that_clients_are_told(most: int, message_bytes_max: int, told_bytes: int) -> None:
+    async with open_broker(MemoryFiles(), BrokerConfig(message_bytes_max=message_bytes_max)) as broker:
+        _, body = await opened(World(broker), config=MqttConfig(packet_bytes_max=most))
         assert block(packet_bytes_max=told_bytes) in body
 
 
