@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +213,22 @@ class Shares:
                 await adapter.broker.unbind(
                     "queue", name, MEMBERS, topic_filter, binding.arguments, syntax="mqtt", owner=adapter, vhost=vhost
                 )
+
+    async def leave_all(self, topic_filters: Iterable[str]) -> dict[str, ReasonCode]:
+        """`leave` many, at once: each is written for itself. Raises BrokerError."""
+        codes: dict[str, ReasonCode] = {}
+        failed: list[BrokerError] = []
+
+        async def leave(topic_filter: str) -> None:
+            try:
+                codes[topic_filter] = await self.leave(topic_filter)
+            except BrokerError as error:
+                failed.append(error)
+
+        await at_once([partial(leave, one) for one in topic_filters])
+        if failed:
+            raise failed[0]
+        return codes
 
     async def leave(self, topic_filter: str) -> ReasonCode:
         """Be no member any more; the reason code in UNSUBACK. Raises BrokerError."""

@@ -295,12 +295,13 @@ class Subscribing:
         filters = [self._rewriting.filter(topic_filter) for topic_filter in event.filters]
         bound = self._bound({exclusive.pattern(topic_filter) for topic_filter in filters})
         gone: list[Bound] = []
+        left = await self.shares.leave_all({one for one in filters if one.startswith(PREFIX)})
         for index, topic_filter in enumerate(filters):
             if self._queue:
                 await exclusive.release(self._adapter, topic_filter, self._queue)
             pattern = exclusive.pattern(topic_filter)
             if topic_filter.startswith(PREFIX):
-                reasons[index] = await self.shares.leave(topic_filter)
+                reasons[index] = left.pop(topic_filter, reasons[index])  # who has left is no member any more
             elif topic_filter.startswith(REPLAY):
                 reasons[index] = self._replays.end(topic_filter)
             elif pattern in bound:

@@ -73,7 +73,7 @@ async def test_as_many_filters_are_granted_as_there_is_room_for(room: int) -> No
         assert len(world.broker.topology.vhost("/").bindings_to.get(("queue", "mqtt.s"), ())) == room
 
 
-async def test_groups_of_one_packet_are_joined_at_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+async def test_groups_of_one_packet_are_joined_and_left_at_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     waiting = most = 0
     change = world.broker.topology.catalog.change
 
@@ -97,3 +97,11 @@ async def test_groups_of_one_packet_are_joined_at_once(monkeypatch: pytest.Monke
     assert [granted[one].qos for one in groups] == [0] + [1] * 99
     bindings = world.broker.topology.vhost("/").bindings_to["queue", "mqtt.s"]
     assert {one.pattern for one in bindings} == {*groups, "b"}
+
+    most = 0
+    await client.send(unsubscribe_5(2, *groups, "$share/g/none", groups[0], "b"))
+    ((kind, body),) = await told(client)
+    assert (kind, body[3:]) == (UNSUBACK, bytes(100) + b"\x11\x11\0")
+    assert most == len(groups)
+    assert not client.adapter.subscribing.granted
+    assert ("queue", "mqtt.s") not in world.broker.topology.vhost("/").bindings_to
