@@ -53,14 +53,15 @@ class ControlFrame(bytes):
 class WebSocket:
     """The state of one connection behind its handshake; `data` came with that already."""
 
-    __slots__ = ("_answers", "_head", "_mask", "_message_bytes", "_message_bytes_max", "_open", "_protocol", "_rest",
-                 "ended", "farewell")  # fmt: skip
+    __slots__ = ("_answers", "_head", "_mask", "_message_bytes", "_message_bytes_max", "_open", "_protocol", "_reason",
+                 "_rest", "ended", "farewell")  # fmt: skip
 
     def __init__(self, message_bytes_max: int, data: bytes = b"") -> None:
         self.ended = False
         """Nothing more is taken from the peer: it has closed, or must."""
-        self.farewell = CloseReason.NORMAL_CLOSURE
-        """The code to close with when the protocol has ended."""
+        self.farewell: int = CloseReason.NORMAL_CLOSURE
+        """The code to close with when the protocol has ended: only then, as no data may follow (RFC 6455 5.5.1)."""
+        self._reason: str | None = None
         self._protocol = Connection(SERVER)
         self._message_bytes_max = message_bytes_max
         self._message_bytes = 0
@@ -73,7 +74,8 @@ class WebSocket:
 
     def go_away(self) -> None:
         """The broker stops: that is what the connection is to be closed with."""
-        self.farewell = CloseReason.GOING_AWAY
+        if not self.ended:
+            self.farewell = CloseReason.GOING_AWAY
 
     def reader(
         self, receive: Callable[[int], bytes], write: Callable[[list[ControlFrame]], None]
@@ -124,7 +126,7 @@ class WebSocket:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def answers(self) -> list[ControlFrame]:
-        """What is to be sent besides what the adapter writes: pong, close."""
+        """What is to be sent besides what the adapter writes: pongs."""
         if not self._answers:
             return []
         answers, self._answers = self._answers, []
@@ -134,7 +136,7 @@ class WebSocket:
         """The frame that closes, after which nothing is sent; empty when it was sent."""
         if self._protocol.state not in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
             return ControlFrame()
-        return ControlFrame(self._protocol.send(CloseConnection(self.farewell)))
+        return ControlFrame(self._protocol.send(CloseConnection(self.farewell, self._reason)))
 
     def frame(self, pieces: Sequence[BytesLike]) -> list[BytesLike]:
         """The pieces as frames: one for all of them, as far as they are not too many bytes."""
@@ -205,7 +207,7 @@ class WebSocket:
         """Close with a code: the peer's own, if it was the one that closed."""
         self.ended = True
         self._head = b""
-        self._answers.append(ControlFrame(self._protocol.send(CloseConnection(code, reason))))
+        self.farewell, self._reason = code, reason
 
 
 def unmasked(data: bytes, mask: bytes) -> bytes:

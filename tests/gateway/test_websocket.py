@@ -217,6 +217,17 @@ def test_the_end_is_a_close_frame_and_then_the_end_of_the_stream(
     peer.socket.close()
 
 
+@pytest.mark.parametrize("last", [CloseConnection(code=4000), Message(data="text")])
+def test_nothing_follows_a_close_frame(broker: BrokerProcess, last: CloseConnection | Message) -> None:
+    peer = Peer(broker)
+    peer.send(Message(data=CONNECT), Message(data=PINGREQ), last)
+    assert peer.bytes(6) == CONNACK + PINGRESP
+    event = peer.event()
+    assert isinstance(event, CloseConnection)
+    assert peer.socket.recv(1) == b""
+    peer.socket.close()
+
+
 def test_the_clients_of_a_broker_that_stops_are_told_that_it_goes_away(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", doors=("mqtt", "websocket")) as broker:
         peer = Peer(broker)
