@@ -166,7 +166,7 @@ class MqttAdapter:
         if events or (self.session is not None and self._connection.missing_bytes > _SMALL_BYTES):
             self._heard = True
         if violation is not None and not self.closed:
-            self.outbox.write(violation.answer)
+            self._say_goodbye(violation.answer)
             self.end(str(violation))
 
     def next_timer_at(self) -> float:
@@ -305,6 +305,7 @@ class MqttAdapter:
 
     async def _disconnected(self, event: Disconnect) -> None:
         """The client leaves, and may say for how long its session is to be kept (MQTT 5, 3.14.2.2.2)."""
+        self.traffic.goodbyes -= 1
         if event.reason == ReasonCode.NORMAL_DISCONNECTION:
             self.connect.will = None  # MQTT-3.14.4-3
         expiry_s = event.session_expiry_s
@@ -350,7 +351,7 @@ class MqttAdapter:
             if self.session is None:
                 self._refuse(code, connect)
             else:
-                self.outbox.write(self.wire.disconnect(code))
+                self._say_goodbye(self.wire.disconnect(code))
                 self.end(f"not authenticated: {code.name}")
         elif connect is not None and not self.closed:
             self._login.shown = self._authentication.user
@@ -404,12 +405,17 @@ class MqttAdapter:
         if self.closed:
             return
         if code is not None and self.session is not None:
-            self.outbox.write(self.wire.disconnect(code, reason, packet_bytes_max=self.connect.packet_bytes_max))
+            self._say_goodbye(self.wire.disconnect(code, reason, packet_bytes_max=self.connect.packet_bytes_max))
         self.closed = True
         self._deadline_s = math.inf
         name = self._shown_name[:_SHOWN_MAX]
         log.log(level, "MQTT %s: closing the connection of client %r: %s", self.peer, name, reason)
         self.outbox.write(b"")  # makes the shell look at `closed` when it was not our own read that ended it
+
+    def _say_goodbye(self, packet: bytes) -> None:
+        """Send a packet that nothing follows, if there is one for it."""
+        self.traffic.goodbyes += bool(packet)
+        self.outbox.write(packet)
 
     def taken_over(self, by: str) -> None:
         """The client has connected again, here or elsewhere (MQTT-3.1.4-3); `by` says from where."""

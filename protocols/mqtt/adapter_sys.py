@@ -51,7 +51,7 @@ class Traffic:
     """What has gone through the door since the start."""
 
     __slots__ = (
-        "acknowledgements", "answers", "bytes_received", "bytes_sent", "connections", "controls",
+        "acknowledgements", "answers", "bytes_received", "bytes_sent", "connections", "controls", "goodbyes",
         "publish_bytes_received", "publish_bytes_sent", "publishes_received", "publishes_sent", "sockets",
     )  # fmt: skip
 
@@ -66,7 +66,9 @@ class Traffic:
         self.acknowledgements = 0
         """Received: as many publishes, and steps at QoS 2."""
         self.controls = 0
-        """Packets received that are none of these; each is answered."""
+        """Packets received that are none of these; each is answered, but for DISCONNECT."""
+        self.goodbyes = 0
+        """What DISCONNECT adds to that: one more that is sent, one less for each that is received."""
         self.answers = 0
         """Packets sent for publishes and acknowledgements."""
         self.connections = 0
@@ -80,7 +82,7 @@ class Traffic:
     @property
     def messages_sent(self) -> int:
         """The same."""
-        return self.publishes_sent + self.answers + self.controls
+        return self.publishes_sent + self.answers + self.controls + self.goodbyes
 
     def acknowledged(self, event: Acknowledgements) -> None:
         """Acknowledgements came."""

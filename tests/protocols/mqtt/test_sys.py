@@ -12,7 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from benchmarks.peers import mosquitto, mosquitto_path
 from protocols.mqtt.config import MqttConfig
 from tests.protocols.mqtt.conftest import Client, World
-from tests.protocols.mqtt.wire import connect, packets, publish, subscribe, unsubscribe
+from tests.protocols.mqtt.wire import DISCONNECT, PINGREQ, connect, packets, publish, subscribe, unsubscribe
+from tests.protocols.mqtt.wire_5 import connect_5, publish_5, subscribe_5
 from tests.support.descriptors import no_descriptors_left
 
 CONFIG = MqttConfig(sys_interval_s=1)
@@ -74,6 +75,24 @@ async def test_subscriptions_of_clients_that_are_away_are_counted(world: World, 
     counted = ("subscriptions", "shared_subscriptions")
     assert [values[f"$SYS/broker/{one}/count"][0] for one in counted] == ["7", "3"]
     assert values["$SYS/broker/clients/disconnected"][0] == "2"
+
+
+async def test_as_many_packets_are_counted_as_were_sent(world: World, clock: MockClock) -> None:
+    watcher = await world.client("watcher", config=CONFIG)
+    await watcher.send(subscribe(1, ("$SYS/broker/messages/+", 0)))
+    sent = 1 + len(list(packets(watcher.take())))  # CONNACK
+    for last in (DISCONNECT, subscribe(0, ("a", 0))):  # one goes, the other is sent away
+        client = world.open(config=CONFIG)
+        await client.send(connect_5("c"), publish_5("a", b"1", qos=1), PINGREQ, subscribe_5(1, ("b", 1)))
+        await wait_all_tasks_blocked(0.001)
+        await client.send(last)
+        sent += len(list(packets(client.take())))
+        assert client.adapter.closed
+        client.lose()
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    values = told(watcher)
+    assert values["$SYS/broker/messages/sent"][0] == str(sent)
 
 
 async def test_only_filters_that_begin_with_it_match(world: World, clock: MockClock) -> None:
