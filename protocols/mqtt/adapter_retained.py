@@ -12,9 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from protocols.mqtt.adapter_dollar import OWN_TOPICS, Kind, Mixed, NotReady, divided, to_later
+from protocols.mqtt.adapter_sessions import sessions_of
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions
 from protocols.mqtt.events import SubscriptionRequest
 from protocols.mqtt.raw import GIVEN, RETAIN, mark_in, mark_of, with_flags, with_mark, with_qos_max
@@ -123,22 +125,31 @@ class Retaining:
         the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
         """
         keeping, asked = self._adapter.broker.keeping, list(asked)
+        giving = sessions_of(self._adapter.broker).giving
+        for pattern, _ in asked:
+            giving[queue_name, pattern] = self
         if keeping is not None and asked:
             await keeping.all_told()
         for pattern, options in asked:
+            key = queue_name, pattern
             try:
                 if keeping is not None:
                     async with aclosing(keeping.pages(self._vhost, pattern, EXCHANGE)) as pages:
                         async for page in pages:
-                            await self._give_out(queue_name, page, options)
+                            await self._give_out(key, page, options)
                     continue
                 names = self._retained.matching(self._vhost, pattern, "mqtt")
                 if names:
-                    await self._give_out(queue_name, self._retained.slabs(self._vhost, names, EXCHANGE), options)
+                    await self._give_out(key, self._retained.slabs(self._vhost, names, EXCHANGE), options)
             except BrokerError as error:
                 log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
+            finally:
+                if giving.get(key) is self:
+                    del giving[key]
 
-    async def _give_out(self, queue_name: str, slabs: Iterable[Slab], options: SubscriptionOptions) -> None:
+    async def _give_out(self, key: tuple[str, str], slabs: Iterable[Slab], options: SubscriptionOptions) -> None:
+        giving, queue_name = sessions_of(self._adapter.broker).giving, key[0]
+        slabs = takewhile(lambda _: giving.get(key) is self, slabs)
         if options.qos < QOS_MAX:
             slabs = (with_raws(slab, (capped, options.qos), capped(options.qos)) for slab in slabs)
         if options.no_local:

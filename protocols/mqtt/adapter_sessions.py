@@ -55,6 +55,9 @@ class Sessions:
         self.taken: dict[str, TakenIds] = {}
         """Of sessions that last."""
         self.takeovers = Takeovers()
+        self.giving: dict[tuple[str, str], object] = {}
+        """Who gives out what is retained, by queue and pattern. It goes on when its connection is over, but not when
+        the client has subscribed again meanwhile, which brings it all of it, or does not want it any more."""
         self._broker = ref(broker)
         self._left: dict[str, Position] = {}
         """How far other brokers have to get with what was said for clients that are gone."""

@@ -14,7 +14,7 @@ from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_replay import PREFIX as REPLAY
 from protocols.mqtt.adapter_replay import Replays
 from protocols.mqtt.adapter_retained import wanted
-from protocols.mqtt.adapter_sessions import limits_of
+from protocols.mqtt.adapter_sessions import limits_of, sessions_of
 from protocols.mqtt.adapter_shares import PREFIX, QOS_MAX, Shares
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, to_arguments
 from protocols.mqtt.adapter_sys import system_of
@@ -295,6 +295,7 @@ class Subscribing:
         filters = [self._rewriting.filter(topic_filter) for topic_filter in event.filters]
         bound = self._bound({exclusive.pattern(topic_filter) for topic_filter in filters})
         gone: list[Bound] = []
+        giving = sessions_of(self._adapter.broker).giving
         left = await self.shares.leave_all({one for one in filters if one.startswith(PREFIX)})
         for index, topic_filter in enumerate(filters):
             if self._queue:
@@ -307,6 +308,7 @@ class Subscribing:
             elif pattern in bound:
                 reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(pattern)
+                giving.pop((self._queue, pattern), None)
                 gone += [(pattern, arguments) for arguments in bound.pop(pattern)]
         await self._change_bindings([], gone)
         if not self._adapter.closed:
