@@ -124,10 +124,18 @@ class Retaining:
         """Put what is retained for new subscriptions, by pattern, into the client's queue (MQTT-3.3.1-6), each on
         the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
         """
-        keeping, asked = self._adapter.broker.keeping, list(asked)
-        giving = sessions_of(self._adapter.broker).giving
+        asked, giving = list(asked), sessions_of(self._adapter.broker).giving
         for pattern, _ in asked:
             giving[queue_name, pattern] = self
+        try:
+            await self._give_all_out(queue_name, asked)
+        finally:
+            for pattern, _ in asked:
+                if giving.get((queue_name, pattern)) is self:
+                    del giving[queue_name, pattern]
+
+    async def _give_all_out(self, queue_name: str, asked: Sequence[tuple[str, SubscriptionOptions]]) -> None:
+        keeping = self._adapter.broker.keeping
         if keeping is not None and asked:
             await keeping.all_told()
         for pattern, options in asked:
@@ -143,9 +151,6 @@ class Retaining:
                     await self._give_out(key, self._retained.slabs(self._vhost, names, EXCHANGE), options)
             except BrokerError as error:
                 log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
-            finally:
-                if giving.get(key) is self:
-                    del giving[key]
 
     async def _give_out(self, key: tuple[str, str], slabs: Iterable[Slab], options: SubscriptionOptions) -> None:
         giving, queue_name = sessions_of(self._adapter.broker).giving, key[0]
