@@ -58,14 +58,12 @@ class _Table:
 class SeenIds:
     """See the module."""
 
-    __slots__ = ("_ids_max", "_tables", "dropped_early", "window_ms", "windows")
+    __slots__ = ("_ids_max", "_tables", "window_ms", "windows")
 
     def __init__(self, window_ms: int, ids_max: int) -> None:
         self.window_ms = window_ms
         self.windows: dict[str | None, int] = {}
         """Who asks for which window; the longest counts."""
-        self.dropped_early = 0
-        """Ids that were forgotten before their time, for want of room."""
         self._ids_max = ids_max
         self._tables: list[_Table] = []
 
@@ -114,7 +112,6 @@ class SeenIds:
         last = tables[-1] if tables else None
         if last is None or last.full or now_ms - last.since_ms >= self.window_ms / _TABLES_A_WINDOW:
             while tables and len(self) >= self._ids_max:
-                self.dropped_early += tables[0].count
                 del tables[0]
             places = _PLACES_MIN if last is None else 4 * last.count if last.full else 2 * last.count
             places = min(max(1 << places.bit_length(), _PLACES_MIN), _PLACES_MAX)

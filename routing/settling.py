@@ -157,10 +157,8 @@ class Settling:
         else:
             self.unsettled = sorted([*self.unsettled, *(entry for entry, _ in transaction.taken)], key=entry_first)
 
-    def recover(self, requeue: bool = True) -> None:
-        """Return every unsettled delivery to its queue (AMQP 0-9-1 basic.recover; `requeue` false is the same, as in
-        RabbitMQ), but those that the transaction has taken.
-        """
+    def recover(self) -> None:
+        """Return every unsettled delivery (AMQP 0-9-1 basic.recover), but those that the transaction has taken."""
         with self._at_once():
             self.settle_up_to(0, Outcome.RELEASE)
 

@@ -379,7 +379,7 @@ class Channel:
         """`basic.recover` and `recover-async`; without requeue it is not implemented, as in RabbitMQ."""
         if not method.requeue:
             raise self._error("NOT_IMPLEMENTED", "requeue=false", method)
-        self.session.recover(True)
+        self.session.recover()
         if isinstance(method, methods.BasicRecover):
             self.reply(methods.BasicRecoverOk())
 

@@ -308,7 +308,7 @@ class AmqpConnection:
         if multiple & 1:
             events.append(AckUpTo(channel, tag))
             return pos + 21
-        pos, last = take_acks(data, pos, end, channel)
+        pos, last = take_acks(data, pos, end)
         events.append(AckRange(channel, tag, last))
         return pos
 

@@ -284,7 +284,7 @@ def _unpacker(prefix_bytes: int, body_bytes: int, count: int) -> Callable[[bytes
     return found
 
 
-def take_acks(data: bytes, pos: int, end: int, channel: int) -> tuple[int, int]:
+def take_acks(data: bytes, pos: int, end: int) -> tuple[int, int]:
     """From a single ack at `pos` on: the end of the acks with rising tags that follow it, and the last tag.
 
     Up to 256 acks are compared at once with what they must look like (5 ns each).

@@ -36,7 +36,6 @@ from protocols.sansio import RemoteProtocolError
 FETCH_API, ERROR_API = 8, 255
 
 ACKS_NONE: Final = 0
-ACKS_WRITTEN: Final = 1
 ACKS_ALL: Final = -1
 LATEST, EARLIEST = -1, -2
 """Values of `ListOffsets` entries that are no timestamps."""

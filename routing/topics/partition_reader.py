@@ -179,14 +179,14 @@ class PartitionReader:
         return found
 
     def _read(self, offset: int) -> Chunk | None:
-        limit = self._limit(self.log, offset)
+        limit = self._limit(offset)
         try:
             batches = self.log.read(offset, self._host.read_bytes(), before=limit)
             return None if batches is None else self._decode(offset, limit, _visible(self.log, batches))
         except (CorruptBatch, OffsetOutOfRange):
             return None  # who reads from the disk finds out, and says so
 
-    def _limit(self, log: PartitionLog, offset: int) -> int:
+    def _limit(self, offset: int) -> int:
         """Up to where to read from an offset on: if there is nothing, this is where it goes on."""
         there = self._chunks.first_after(offset)
         return self.end if there is None else min(there, self.end)
@@ -225,7 +225,7 @@ class PartitionReader:
         pause_s = self._host.config.flush_retry_interval_ms / 1000
         while not self._closed:
             log = self.log
-            limit = self._limit(log, offset)
+            limit = self._limit(offset)
             try:
                 batches = await self._batches(log, offset, limit, self._host.read_bytes())
                 if not self._closed:

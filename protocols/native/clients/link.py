@@ -27,7 +27,6 @@ from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError
 from protocols.native.wire import Reply, Request
 
 _READ_BYTES = 256 << 10
-_SEND_JOINED_BYTES = 256 << 10
 ReplyType = TypeVar("ReplyType", bound=Reply)
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 Dial = Callable[[], Awaitable[trio.SocketStream]]

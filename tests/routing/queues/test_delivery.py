@@ -97,7 +97,7 @@ async def test_ranges_of_ids_are_settled_in_any_order_and_shape() -> None:
         assert [(e.first, e.end) for e in consumer.session.unsettled] == [(3, 5), (11, 15), (16, 20), (26, 29)]
         consumer.session.settle_up_to(12, Outcome.ACK)
         assert [(e.first, e.end) for e in consumer.session.unsettled] == [(13, 15), (16, 20), (26, 29)]
-        consumer.session.recover(requeue=True)
+        consumer.session.recover()
         left = ["13", "14", "16", "17", "18", "19", "26", "27", "28"]
         assert flags(consumer) == [(body, True) for body in left]
         assert broker.broker.topology.queues["q"].outstanding == consumer.session.outstanding == 9
