@@ -99,7 +99,7 @@ class Tls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PreSharedKeysConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Doors that speak TLS by keys which both sides know beforehand, without certificates. The rest is as in `Tls`."""
+    """Doors that speak TLS by keys which both sides know beforehand, without certificates. The rest is as in `tls`."""
 
     doors: tuple[str, ...] = ()
     """Names of doors that speak TLS, as in `listen`."""
@@ -124,7 +124,7 @@ class PeerTls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     version_min: Literal["1.2", "1.3"] = "1.2"
     handshake_timeout_ms: Milliseconds = 5000
     reload_interval_ms: Milliseconds = 5000
-    """How often the files are looked at; see `Tls`."""
+    """How often the files are looked at; see `tls`."""
 
 
 class ProxyProtocol(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -213,7 +213,9 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A broker as one of several; without a name it is a single one."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,100}$")] = ""
+    """The cluster's."""
     broker_id: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
+    """The broker's number in it, from 0 on."""
     etcd: str = ""
     """Members of etcd, "host:port,host:port"."""
     peer: str = "127.0.0.1:9095"
@@ -221,6 +223,7 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     advertise: str = ""
     """The host under which others and clients find this broker's doors; empty: the one that is listened on."""
     rack: str = ""
+    """Where this broker stands: clients are told so, and replicas are divided among racks."""
     homes: Annotated[int, Meta(ge=1, le=1024)] = 6
     """Home partitions of durable queues, if this broker makes the cluster; two for each broker are a good number."""
     offsets: Annotated[int, Meta(ge=1, le=1024)] = 8
@@ -248,7 +251,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """All settings of a broker."""
 
     data_dir: str = ""
-    """Where everything durable lies; empty means `default_data_dir()`."""
+    """Where everything durable lies; empty: `$XDG_DATA_HOME/millrace`, or `~/.local/share/millrace`."""
     listen: Listen = msgspec.field(default_factory=Listen)
     tls: Tls = msgspec.field(default_factory=Tls)
     psk: PreSharedKeysConfig = msgspec.field(default_factory=PreSharedKeysConfig)

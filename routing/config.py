@@ -33,7 +33,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
     fsync_interval_ms: Milliseconds = 1000
     queue_segment_bytes: SegmentBytes = 64 << 20
+    """The size of a file of a home partition's log; what is settled goes by whole files."""
     topic_segment_bytes: SegmentBytes = 1 << 30
+    """The same of topics for which nobody says otherwise (`segment.bytes`)."""
     stripe_cache_bytes: BytesOrZero = 16 << 20
     """Message memory of each stripe, not counting what is not yet written."""
     transient_memory_bytes: BytesOrZero = 16 << 20
@@ -46,6 +48,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How long a consumer group that was empty waits for more members than the first."""
     group_session_timeout_ms_min: Milliseconds = 6000
     group_session_timeout_ms_max: Milliseconds = 1_800_000
+    """What members of groups that they divide themselves may ask for: at least, and at most."""
     groups_max: Count = 100_000
     """Consumer groups with members, or that had some, which this broker looks after."""
     group_members_max: Count = 10_000
@@ -82,7 +85,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tails_bytes_max: Bytes = 256 << 20
     """What all topics and replicas together keep in memory of their ends; what a reader finds there costs no disk."""
     flush_retry_interval_ms: Milliseconds = 500
+    """A disk that has refused is asked again after this time."""
     housekeeping_interval_ms: Milliseconds = 1000
+    """How often disk, memory and the logs of queues are looked after."""
     dead_letters_in_flight_max: Count = 10_000
     """Copies of dead letters that wait for the disk at a time; the originals of all others stay where they are."""
     dead_letters_in_flight_bytes_max: Bytes = 16 << 20
@@ -107,6 +112,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pinned_warning_bytes: Bytes = 1 << 30
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: Count = 65536
+    """Routing keys of a virtual host of which it is remembered where they lead."""
     vhosts_max: Count = 1_000
     bans_max: CountOrZero = 10_000
     """Clients, users and addresses that are kept out."""
@@ -119,7 +125,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     partitions_max: Count = 1_000
     """Partitions of one topic."""
     auto_create_topics: bool = True
+    """Whether topics are made by their first use."""
     auto_create_partitions: Count = 1
+    """Partitions of topics for which nobody says how many."""
     stream_cache_bytes: BytesOrZero = 32 << 20
     """Memory for decoded messages of all streams together, shared by consumers that read near the same place."""
     stream_read_bytes: FrameBytes = 256 << 10
@@ -135,6 +143,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     will_grace_ms: MillisecondsOrZero = 30_000
     """After a start wills of clients that were there before wait so long for these to come back."""
     retention_check_interval_ms: Milliseconds = 300_000
+    """How often it is looked what of topics, offsets and filters' streams is too old or too much."""
     filter_stream_expires_ms: MillisecondsOrZero = 604_800_000
     """The stream as which an MQTT filter is read keeps messages for so long, and goes when nobody has read it for so
     long; 0: both stay.

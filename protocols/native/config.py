@@ -23,6 +23,7 @@ class NativeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     virtual_host: str = "/"
     """Where the exchanges are that topics can be bound to."""
     node_id: CountOrZero = 0
+    """What a single broker says who it is."""
     advertised_host: str = ""
     """What metadata says about how to reach this node; empty means the address the client already uses."""
     advertised_port: Port = 0
