@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
 from core_log.threads import in_thread
@@ -22,6 +21,7 @@ from routing.queues.homes.reclaim import give_back, shed
 from routing.queues.reservations import reserved_count
 from routing.topics import upkeep
 from routing.topics.leases import lease_clock_ms
+from routing.topics.topic import logs_here
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -89,7 +89,8 @@ async def close(broker: Broker) -> None:
     for partition in topology.led:
         partition.settlements_due()
     broker.end_turn()
-    logs = [partition.log for partition in (*topology.led, topology.transient)] + _topic_logs(broker)
+    logs = [partition.log for partition in (*topology.led, topology.transient)]
+    logs += logs_here(topology.topics.values())
     await _settled_disk(broker, logs)
     broker.dead_letters.put_back()
     await upkeep.save_producers(topology.topics.values())
@@ -108,12 +109,6 @@ async def close(broker: Broker) -> None:
     broker.flusher.close(broker.storage.stores)
     if broker.cluster is not None:
         broker.cluster.close()
-
-
-def _topic_logs(broker: Broker) -> list[PartitionLog]:
-    """Those of topics that are here."""
-    logs = [partition.log for topic in broker.topology.topics.values() for partition in topic.partitions]
-    return [log for log in logs if not isinstance(log, AbsentLog)]
 
 
 async def _settled_disk(broker: Broker, logs: list[PartitionLog]) -> None:

@@ -63,6 +63,7 @@ _BATCH_ROOM_BYTES = 32 << 20
 
 _REPLICATED_TAIL_BYTES = 8 << 20
 _Home = TypeVar("_Home", bound=QueuePartition)
+_Led = TypeVar("_Led")
 
 _RETRY_S = 1.0
 _SEGMENT_SHARE = 32
@@ -178,35 +179,23 @@ class Storage:
 
     def open_shared_transactions(self, cluster: Cluster) -> LedStores[KeyedStore]:
         """The records of transactions that a cluster shares. Raises OSError."""
-        settings = msgspec.structs.replace(
-            _STORE,
-            tail_cache_bytes=_REPLICA_CACHE_BYTES,
-            message_bytes_max=self._config.transaction_bytes_max + _BATCH_ROOM_BYTES,
-        )
-        return LedStores(
-            TRANSACTIONS,
-            cluster.members.meta.transactions,
-            cluster,
-            settings=settings,
-            read=lambda store: store,
-            spawn=self._spawn,
+        bytes_max = self._config.transaction_bytes_max
+        return self._open_shared(
+            TRANSACTIONS, cluster.members.meta.transactions, cluster, bytes_max, lambda store: store
         )
 
     def open_shared_retained(self, cluster: Cluster, read: Callable[[KeyedStore], LedKeeping]) -> LedStores[LedKeeping]:
         """What a cluster shares of retained messages and wills. Raises OSError."""
+        bytes_max = self._config.message_bytes_max
+        return self._open_shared(RETAINED, cluster.members.meta.retained, cluster, bytes_max, read)
+
+    def _open_shared(
+        self, name: str, count: int, cluster: Cluster, bytes_max: int, read: Callable[[KeyedStore], _Led]
+    ) -> LedStores[_Led]:
         settings = msgspec.structs.replace(
-            _STORE,
-            tail_cache_bytes=_REPLICA_CACHE_BYTES,
-            message_bytes_max=self._config.message_bytes_max + _BATCH_ROOM_BYTES,
+            _STORE, tail_cache_bytes=_REPLICA_CACHE_BYTES, message_bytes_max=bytes_max + _BATCH_ROOM_BYTES
         )
-        return LedStores(
-            RETAINED,
-            cluster.members.meta.retained,
-            cluster,
-            settings=settings,
-            read=read,
-            spawn=self._spawn,
-        )
+        return LedStores(name, count, cluster, settings=settings, read=read, spawn=self._spawn)
 
     def open_transactions(self, topology: Topology, commits: CommitWaiter, *, alone: bool) -> Transactions:
         """Open the store of transactions of a broker that is alone, and apply again what is still in it. Raises as

@@ -13,10 +13,12 @@ from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_properties import REPLY_TO
 from protocols.amqp.adapter_streams import stream_arguments
 from protocols.amqp.errors import AmqpError
-from protocols.amqp.method_codec import Method
+from protocols.amqp.method_codec import Method, Table
 from routing.errors import ResourceLocked
 
 _COUNT_MAX = 0xFFFFFFFF
+_Binding = tuple[str, str, str, str, Table]
+"""Kind and name of the destination, exchange, routing key, arguments."""
 
 
 def _clean(name: str) -> str:
@@ -60,30 +62,18 @@ async def delete_exchange(channel: Channel, method: methods.ExchangeDelete) -> N
 
 async def bind_exchange(channel: Channel, method: methods.ExchangeBind) -> None:
     """`exchange.bind`: from `source` to `destination`."""
-    await channel.link.broker.bind(
-        "exchange",
-        method.destination,
-        method.source,
-        method.routing_key,
-        method.arguments,
-        owner=channel.link,
-        vhost=channel.link.vhost,
-    )
+    await channel.link.broker.bind(*_between_exchanges(method), owner=channel.link, vhost=channel.link.vhost)
     _answer(channel, method.nowait, methods.ExchangeBindOk())
 
 
 async def unbind_exchange(channel: Channel, method: methods.ExchangeUnbind) -> None:
     """`exchange.unbind`."""
-    await channel.link.broker.unbind(
-        "exchange",
-        method.destination,
-        method.source,
-        method.routing_key,
-        method.arguments,
-        owner=channel.link,
-        vhost=channel.link.vhost,
-    )
+    await channel.link.broker.unbind(*_between_exchanges(method), owner=channel.link, vhost=channel.link.vhost)
     _answer(channel, method.nowait, methods.ExchangeUnbindOk())
+
+
+def _between_exchanges(method: methods.ExchangeBind | methods.ExchangeUnbind) -> _Binding:
+    return "exchange", method.destination, method.source, method.routing_key, method.arguments
 
 
 async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
@@ -125,23 +115,22 @@ async def _find_replies(channel: Channel, method: methods.QueueDeclare) -> None:
 
 
 async def bind_queue(channel: Channel, method: methods.QueueBind) -> None:
-    """`queue.bind`; with neither queue nor routing key, the routing key is the queue last declared."""
-    queue = channel.queue_name(method.queue, method)
-    routing_key = method.routing_key or ("" if method.queue else queue)
-    await channel.link.broker.bind(
-        "queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link, vhost=channel.link.vhost
-    )
+    """`queue.bind`."""
+    await channel.link.broker.bind(*_of_queue(channel, method), owner=channel.link, vhost=channel.link.vhost)
     _answer(channel, method.nowait, methods.QueueBindOk())
 
 
 async def unbind_queue(channel: Channel, method: methods.QueueUnbind) -> None:
     """`queue.unbind`."""
+    await channel.link.broker.unbind(*_of_queue(channel, method), owner=channel.link, vhost=channel.link.vhost)
+    channel.reply(methods.QueueUnbindOk())
+
+
+def _of_queue(channel: Channel, method: methods.QueueBind | methods.QueueUnbind) -> _Binding:
+    """With neither queue nor routing key, the routing key is the queue last declared."""
     queue = channel.queue_name(method.queue, method)
     routing_key = method.routing_key or ("" if method.queue else queue)
-    await channel.link.broker.unbind(
-        "queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link, vhost=channel.link.vhost
-    )
-    channel.reply(methods.QueueUnbindOk())
+    return "queue", queue, method.exchange, routing_key, method.arguments
 
 
 async def purge_queue(channel: Channel, method: methods.QueuePurge) -> None:

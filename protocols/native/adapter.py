@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -282,30 +282,15 @@ class NativeAdapter:
         )
 
     async def _bind(self, request: wire_topics.Bind) -> wire.Reply:
-        topic = self._topic(request.topic).name
-        await self._broker.bind(
-            "topic",
-            topic,
-            request.exchange,
-            request.pattern,
-            request.arguments,
-            owner=self,
-            vhost=self._config.virtual_host,
-        )
+        await self._broker.bind(*self._binding(request), owner=self, vhost=self._config.virtual_host)
         return wire_topics.BindReply(request.correlation_id)
 
     async def _unbind(self, request: wire_topics.Unbind) -> wire.Reply:
-        topic = self._topic(request.topic).name
-        await self._broker.unbind(
-            "topic",
-            topic,
-            request.exchange,
-            request.pattern,
-            request.arguments,
-            owner=self,
-            vhost=self._config.virtual_host,
-        )
+        await self._broker.unbind(*self._binding(request), owner=self, vhost=self._config.virtual_host)
         return wire_topics.UnbindReply(request.correlation_id)
+
+    def _binding(self, one: wire_topics.Bind | wire_topics.Unbind) -> tuple[str, str, str, str, Mapping[str, Any]]:
+        return "topic", self._topic(one.topic).name, one.exchange, one.pattern, one.arguments
 
     def _topic(self, name: str) -> Topic:
         topic = self._broker.topics.get(name)

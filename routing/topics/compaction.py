@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from core_log.absent_log import AbsentLog
 from core_log.compaction import state as states
 from core_log.compaction.compactor import CompactionLimits, Dirt, compact, look
 from core_log.compaction.state import CompactionState
@@ -23,7 +22,7 @@ from core_log.flusher import Flusher
 from core_log.partition_log import PartitionLog
 from core_log.threads import in_thread
 from routing.config import BrokerConfig
-from routing.topics.topic import Topic
+from routing.topics.topic import Topic, logs_here
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +67,7 @@ class Compaction:
 
     async def round(self) -> None:
         """Look at all logs, and compact those that are due."""
-        logs = [
-            partition.log
-            for topic in self._topics()
-            for partition in topic.partitions
-            if partition.log.config.compacts and not isinstance(partition.log, AbsentLog)
-        ]
+        logs = [log for log in logs_here(self._topics()) if log.config.compacts]
         for known in self._states.keys() - set(logs):
             del self._states[known]
             self._not_before.pop(known, None)

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from core_log.absent_log import AbsentLog
 from core_log.errors import CorruptBatch
 from core_log.key_index import extend
 from core_log.partition_log import PartitionLog
 from core_log.threads import in_thread
 from routing.config import BrokerConfig
 from routing.topics.compaction import Pacer
-from routing.topics.topic import Topic
+from routing.topics.topic import Topic, logs_here
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +43,7 @@ class KeyIndexing:
 
     async def round(self) -> None:
         """Look at all logs."""
-        logs = [
-            partition.log
-            for topic in self._topics()
-            for partition in topic.partitions
-            if partition.log.config.key_index and not isinstance(partition.log, AbsentLog)
-        ]
+        logs = [log for log in logs_here(self._topics()) if log.config.key_index]
         for known in self._seen.keys() - set(logs):
             del self._seen[known]
             self._not_before.pop(known, None)

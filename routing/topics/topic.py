@@ -7,6 +7,7 @@ partition whichever door it came through. The header `x-partition-key` goes befo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from core_log.murmur2 import partition_of_key
@@ -154,3 +155,8 @@ class Topic:
             partition = self.partitions[partition_of_key(encoded, len(self.partitions))]
             found = self._partition_of_key[key] = (encoded, partition)
         return found
+
+
+def logs_here(topics: Iterable[Topic]) -> list[PartitionLog]:
+    """Those of topics' logs that this broker has a replica of."""
+    return [partition.log for topic in topics for partition in topic.partitions if partition.is_here]
