@@ -31,13 +31,11 @@ class Replacement:
     cuts: int
     """How often the log had been cut when the sources were read."""
     named: bool = False
-    settled: bool = False
-    """It is in the log, or never will be."""
     on_settled: Callable[[], None] | None = None
+    """Called when it is in the log, or never will be."""
 
     def settle(self) -> None:
         """Say so."""
-        self.settled = True
         if self.on_settled is not None:
             self.on_settled()
 

@@ -56,10 +56,9 @@ STOPPING = "the broker is stopping"
 class Server:
     """A broker that runs in this process; made by `serve`."""
 
-    def __init__(self, broker: Broker, shell: Shell, listeners: list[Listener], terms: list[Terms]) -> None:
+    def __init__(self, broker: Broker, listeners: list[Listener], terms: list[Terms]) -> None:
         self.broker = broker
         self._terms = terms
-        self.shell = shell
         self.listeners = listeners
         self.ports = {listener.door: listener.port for listener in listeners}
         """The port of each door that is open."""
@@ -110,7 +109,7 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
                     nursery.start_soon(listener.run, shell, makers.get(listener.door), clients.start_soon)
                 open_doors = listeners if member is None else [*listeners, member.listener]
                 try:
-                    yield Server(broker, shell, open_doors, list(in_use))
+                    yield Server(broker, open_doors, list(in_use))
                 finally:
                     if member is not None:
                         await member.step_aside()

@@ -176,11 +176,6 @@ class TlsLayer:
         """The terms of this connection."""
         return self._object.context
 
-    @property
-    def version(self) -> str:
-        """Such as "TLSv1.3"."""
-        return self._object.version() or ""
-
 
 def name_of(certificate: Mapping[str, object], source: str) -> str | None:
     """The name in a certificate (as `SSLSocket.getpeercert` gives it); None where it has none of that sort."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from delay.timer_service import Timer
 from protocols.adapter_topics import create_missing
 from protocols.deadlines import Deadlines
 from protocols.kafka.codec import Entity
@@ -142,7 +141,3 @@ class Door:
             return await create_missing(self.broker, self.grants, name)
         except errors.NotLeader as error:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(error)) from None
-
-    def timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
-        """Call something later."""
-        return self.broker.timers.at(self.clock() + wait_ms / 1000, callback)

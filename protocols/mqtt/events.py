@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import msgspec
@@ -62,7 +62,6 @@ class Connect:
     receive_maximum: int = 65_535
     packet_bytes_max: int | None = None
     topic_alias_max: int = 0
-    user_properties: list[tuple[str, str]] = field(default_factory=list)
     authentication_method: str | None = None
     authentication_data: bytes = b""
     session_expiry_given: bool = False

@@ -143,11 +143,6 @@ class PacketIds:
         """The identifiers that are held, as inclusive ranges."""
         return [(first, self._runs[first][0]) for first in self._firsts if self._runs[first][1] < 0]
 
-    def in_use(self, packet_id: int) -> bool:
-        """Whether an identifier is under way or held."""
-        at = bisect_right(self._firsts, packet_id)
-        return bool(at) and self._runs[self._firsts[at - 1]][0] >= packet_id
-
     def _cut(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Take out what is in use of `first..last`: first and last of each run, and the delivery of the first."""
         found, firsts = [], self._firsts

@@ -84,7 +84,6 @@ def _take_connect_properties(connect: Connect, found: dict[int, Any]) -> None:
     connect.receive_maximum = found.get(Property.RECEIVE_MAXIMUM, connect.receive_maximum)
     connect.packet_bytes_max = found.get(Property.PACKET_BYTES_MAX)
     connect.topic_alias_max = found.get(Property.TOPIC_ALIAS_MAX, 0)
-    connect.user_properties = found.get(Property.USER_PROPERTY, [])
     connect.authentication_method = found.get(Property.AUTHENTICATION_METHOD)
     if Property.AUTHENTICATION_DATA in found:
         if connect.authentication_method is None:

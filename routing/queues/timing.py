@@ -50,12 +50,6 @@ class Timing:
         """How many messages are delayed."""
         return 0 if self._pending is None else len(self._pending)
 
-    @property
-    def idle(self) -> bool:
-        """Nothing waits for its time."""
-        expiring = self._in_order or self._slabs or (self._expiry is not None and len(self._expiry))
-        return not self.pending and not expiring
-
     def expire_at(self, deadlines_ms: Sequence[int], offsets: Sequence[int]) -> None:
         """Messages with a time to live of their own."""
         if self._expiry is None:

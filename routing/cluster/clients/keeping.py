@@ -148,8 +148,7 @@ class LedKeeping:
 class SharedWills:
     """The wills of this broker's clients, as `Wills`: what is said of them goes to the leader."""
 
-    def __init__(self, broker: Broker, keeping: Keeping, holder: tuple[int, int]) -> None:
-        self._broker = broker
+    def __init__(self, keeping: Keeping, holder: tuple[int, int]) -> None:
         self._keeping = keeping
         self._holder = holder
         self._numbers = count(1)
@@ -194,7 +193,7 @@ class Keeping:
         self._started_ms = broker.clock.now_ms()
         self.log_name = log_of_kind(RETAINED, 0)
         self.stream: Stream = engine.forwarding.stream(self.log_name)
-        self.wills = SharedWills(broker, self, (engine.cluster.broker_id, engine.forwarding.process))
+        self.wills = SharedWills(self, (engine.cluster.broker_id, engine.forwarding.process))
         self.none = Retained(cast("KeyedStore", _NoStore()), broker.config, broker.clock.now_ms)
         self._stores = open_stores(self._read)
         self._round: trio.Event | None = None

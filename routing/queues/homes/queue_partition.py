@@ -108,7 +108,6 @@ class QueuePartition:
         """What was written again lies below this offset."""
         self.searched_before = 0
         """Nothing that is live lies below this offset of the log, though blocks are too coarse to say so."""
-        self._config = config
         self._mark_dirty = mark_dirty
         self._defer = defer
         self._now_ms = now_ms

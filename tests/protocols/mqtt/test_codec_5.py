@@ -69,7 +69,7 @@ LEGAL: dict[str, tuple[bytes, list[Event]]] = {
         [
             Connect(
                 5, "c2", False, 9, Will("w/t", b"gone", 2, True, block(content_type="x") + block(("w", "1")), 5, 60),
-                "me", b"\0pw", 0xFFFFFFFF, 7, 1000, 3, [("u", "1"), ("u", "1")], "M", b"\0\1",
+                "me", b"\0pw", 0xFFFFFFFF, 7, 1000, 3, "M", b"\0\1",
             )
         ],
     ),
