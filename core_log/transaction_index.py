@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
-_READ_BYTES = 1 << 20
 _NAME = "transactions"
 
 

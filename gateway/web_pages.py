@@ -14,7 +14,6 @@ import socket
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 from gateway.errors import Refused
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from gateway.tls import TlsLayer
     from routing.broker import Broker
 
-log = structlog.get_logger(__name__)
 
 _METHODS = ("GET", "HEAD")
 _SECURITY = [

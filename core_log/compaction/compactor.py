@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from core_log.flusher import Flusher
     from core_log.partition_log import PartitionLog
 
-logger = logging.getLogger(__name__)
 
 MEMORY_BYTES_MAX = 128 << 20
 PRODUCER_MS = 24 * 3_600_000

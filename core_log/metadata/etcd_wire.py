@@ -29,7 +29,7 @@ HAS_LEADER = {"Grpc-Metadata-hasleader": "true"}
 OPERATIONS_MAX = 128
 """etcd's default of --max-txn-ops, for comparisons and for operations each."""
 
-INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE, UNAUTHENTICATED = 3, 4, 5, 14, 16
+DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE, UNAUTHENTICATED = 4, 5, 14, 16
 """Codes of gRPC."""
 _UNKNOWN = 2
 

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
 
 EXCHANGE = "amq.topic"
-
-log = logging.getLogger(__name__)
 
 
 class WillOfClient:

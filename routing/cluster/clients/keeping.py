@@ -53,7 +53,6 @@ _WHAT = "the retained messages"
 _PATIENCE_S = 5.0
 _LOOK_S = 0.5
 _TIDY_LOOKS = 20
-_RETRY_S = 0.1
 _NAMES_FOR_S = 5.0
 
 _pages = msgspec.msgpack.Decoder(tuple[bool, list[tuple[bytes, bytes, bytes, int | None]]])

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.clients.keeping import LedKeeping
 
-logger = logging.getLogger(__name__)
 
 _POSITION = b"p\0"
 _PUBLISHERS = 0xFFFF0000
