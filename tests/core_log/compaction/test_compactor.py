@@ -34,12 +34,6 @@ from tests.core_log.test_segment_index import check_as_kafka
 DAY_MS = 86_400_000
 
 
-def values(log: PartitionLog) -> dict[bytes | None, bytes | None]:
-    """Of each key the last value; keys whose last record is a tombstone are left out."""
-    found = {record.key: record.value for record in records(log)}
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def check(log: PartitionLog, rows: list[Record]) -> None:
     """A reader gets of each key the last record, and nothing that was not written."""
     left = records(log)

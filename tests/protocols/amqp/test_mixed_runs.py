@@ -143,7 +143,10 @@ def test_malformed_properties_are_an_error_after_what_came_before() -> None:
     assert events[-1].name == "SYNTAX_ERROR"
 
 
-@given(raws | st.binary(max_size=30))
+of_others = st.builds(lambda user: encode_properties(BasicProperties(user_id=user, priority=3)), short)
+
+
+@given(raws | of_others | st.binary(max_size=30))
 @settings(max_examples=500)
 def test_facts_are_what_decoding_says(raw: bytes) -> None:
     try:

@@ -302,8 +302,6 @@ async def authenticate(user: str, password: bytes | None, peer: str) -> bool:
 async def log_in(peer: Peer, token: bytes, mechanism: str = "PLAIN", version: int = 2) -> Any:
     reply = await peer.ask(SASL_HANDSHAKE, 1, mechanism=mechanism)
     assert reply.mechanisms == ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-    if reply.error_code:
-        return reply
     return await peer.ask(SASL_AUTHENTICATE, version, auth_bytes=token)
 
 

@@ -307,8 +307,12 @@ def test_part_of_a_slab() -> None:
     assert found.keys is None
 
 
-@settings(max_examples=200)
-@given(st.sampled_from([body_of(frame) for frame, _ in ALL]), st.data())
+any_bodies = st.sampled_from([body_of(frame) for frame, _ in ALL])
+deliveries = st.sampled_from([body_of(frame) for frame, _ in ALL if isinstance(frame, wire.Deliver)])
+
+
+@settings(max_examples=300)
+@given(any_bodies | deliveries, st.data())
 def test_damaged_frames_never_do_more_than_be_refused(body: bytes, data: st.DataObject) -> None:
     damaged = bytearray(body)
     for _ in range(data.draw(st.integers(1, 4))):

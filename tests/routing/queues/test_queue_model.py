@@ -39,7 +39,8 @@ operations = st.lists(
     | st.tuples(st.sampled_from(["ack", "requeue"]), st.integers(0, 9))
     | st.tuples(st.just("wait"), st.sampled_from([10, 30, 100]))
     | st.tuples(st.sampled_from(["stop", "kill"]), st.just(0)),
-    max_size=25,
+    min_size=15,
+    max_size=40,
 )
 
 

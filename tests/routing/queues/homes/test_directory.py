@@ -159,10 +159,6 @@ def without_directories(files: MemoryFiles) -> int:
         file = files.open(path)
         file.truncate(0)
         file.pwritev([data], 0)
-        directory = path.rpartition("/")[0]
-        for name in files.list(directory):
-            if name.endswith((".index", ".timeindex")) or name in ("recovery-point", "checkpoint"):
-                files.remove(f"{directory}/{name}")
     return count
 
 
