@@ -120,14 +120,24 @@ class BlockingClient(BlockingGroups):
 
     def topics(self, names: Sequence[str] | None = None, *, create_missing: bool = False) -> dict[str, KnownTopic]:
         """As `metadata`, with the topics' ids."""
+        return self._topics(names, create_missing=create_missing)
+
+    def topics_found(self, names: Sequence[str]) -> dict[str, KnownTopic]:
+        """The same of those of these that can be told of; of the others nothing is said."""
+        return self._topics(names, passed_over=True)
+
+    def _topics(
+        self, names: Sequence[str] | None, *, create_missing: bool = False, passed_over: bool = False
+    ) -> dict[str, KnownTopic]:
         request = wire.Metadata(0, None if names is None else list(names), create_missing)
         reply = self._any.call(request, wire.MetadataReply)
         found = {}
         ids = reply.topic_ids or [b""] * len(reply.topics)
         for (name, error, partitions), topic_id in zip(reply.topics, ids, strict=True):
-            if error is not None:
+            if error is None:
+                found[name] = KnownTopic([one.partition for one in partitions], topic_id)
+            elif not passed_over:
                 raise error_from_wire(error)
-            found[name] = KnownTopic([one.partition for one in partitions], topic_id)
         return found
 
     def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:

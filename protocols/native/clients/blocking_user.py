@@ -35,13 +35,13 @@ class ClientUser:
         self._looked_s = time.monotonic()
 
     def _looked_up(self, topics: Iterable[str]) -> dict[str, KnownTopic]:
-        """These as they are now, where it is time to look and they can be asked about."""
+        """Those of these that there are, as they are now, where it is time to look and they can be asked about."""
         now_s = time.monotonic()
         if now_s - self._looked_s < self._metadata_max_age_s:
             return {}
         self._looked_s = now_s
         try:
-            return self.client.topics(list(topics))
+            return self.client.topics_found(list(topics))
         except MillraceError:
             return {}  # whoever needs them finds out what is wrong
 

@@ -131,3 +131,30 @@ async def test_producers_go_by_the_fewer_partitions_of_a_topic_that_was_made_aga
                 await trio.to_thread.run_sync(send_all)
             await trio.to_thread.run_sync(blocking.flush)
             await trio.to_thread.run_sync(send_all)
+
+
+async def test_one_topic_that_is_gone_does_not_keep_blocking_clients_from_learning_of_the_others() -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        for topic in ("a", "b"):
+            await client.create_topic(topic)
+
+        def work() -> list[int]:
+            with BlockingProducer(running.server, metadata_max_age_ms=0) as producer:
+                for topic in ("a", "b"):
+                    producer.send(topic, b"before", key=KEYS[0])
+                producer.flush()
+                trio.from_thread.run(client.delete_topic, "a")
+                trio.from_thread.run(client.create_partitions, "b", 5)
+                producer.flush()  # looks
+                for key in KEYS:
+                    producer.send("b", key, key=key)
+            with BlockingConsumer(running.server, auto_offset_reset="earliest") as consumer:
+                consumer.assign("b")
+                read: list[int] = []
+                while len(read) < 31:
+                    read += [record.partition for record in consumer.fetch(timeout_ms=100)]
+                return read
+
+        with trio.fail_after(20):
+            read = await trio.to_thread.run_sync(work)
+        assert sorted(read) == sorted([0, *(partition_of_key(key, 5) for key in KEYS)])
