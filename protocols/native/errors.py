@@ -120,6 +120,8 @@ RETRIABLE = frozenset(
     }
 )
 
+GONE = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
+
 OUTDATED = frozenset({ErrorCode.NOT_LEADER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH})
 """Said where client and broker do not agree on who leads: ask for metadata again."""
 
@@ -219,14 +221,15 @@ class UnknownLeaderEpoch(NotLeader):
 
 
 class LogTruncated(MillraceError):
-    """What was read is not in the log any more, as a leader was elected, or came back, that lacked it: `offset` is
-    where the log goes on with other records.
+    """What was read is not in the log any more, as a leader was elected, or came back, that lacked it, or as the topic
+    was deleted and made again: `offset` is where the log goes on with other records.
     """
 
-    def __init__(self, topic: str, partition: int, offset: int, read_to: int) -> None:
+    def __init__(self, topic: str, partition: int, offset: int, read_to: int, *, made_again: bool = False) -> None:
+        why = "a leader was elected, or came back, without these records"
         super().__init__(
             f"partition {partition} of topic {topic!r} was cut at offset {offset}, and had been read up to {read_to}: "
-            "a leader was elected, or came back, without these records"
+            + ("the topic was deleted and made again" if made_again else why)
         )
         self.topic, self.partition, self.offset = topic, partition, offset
 

@@ -6,8 +6,9 @@ It asks for more only when it has handed out what it had.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ssl import SSLContext
 from typing import Literal
 
@@ -18,8 +19,10 @@ from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on
 from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
 from protocols.native.errors import (
+    GONE,
     ConnectionLost,
     DeserializationFailed,
+    ErrorCode,
     LogTruncated,
     MillraceError,
     OffsetOutOfRange,
@@ -29,6 +32,7 @@ from protocols.native.errors import (
 logger = logging.getLogger(__name__)
 
 _RETRY_BACKOFF_S = 0.1
+_LOOK_FOR_MISSING_S = 2.0
 
 
 class BlockingConsumer(ClientUser):
@@ -58,6 +62,11 @@ class BlockingConsumer(ClientUser):
         self._fetch_max_bytes = fetch_max_bytes
         self._partition_max_bytes = partition_max_bytes
         self._whole: set[str] = set()
+        self._ids: dict[str, bytes] = {}
+        """Of topics, as far as they are known."""
+        self._missing: set[tuple[str, int]] = set()
+        self._told_gone: set[str] = set()
+        """Partitions that are not there, and topics; see `Fetcher`."""
         self._epochs: dict[tuple[str, int], int] = {}
         """The leader epochs in which what was read is known to be in the logs."""
         self._last: dict[tuple[str, int], LastBatch] = {}
@@ -69,31 +78,74 @@ class BlockingConsumer(ClientUser):
 
     def assign(self, topics: str | Iterable[str | tuple[str, int]]) -> None:
         """Read these topics or (topic, partition)s, from where the group committed or as `auto_offset_reset` says."""
+        items = [topics] if isinstance(topics, str) else list(topics)
+        whole = {item for item in items if isinstance(item, str)}
+        known = self.client.topics(list(whole)) if whole else {}
+        known |= self.client.topics_found(list({item[0] for item in items if not isinstance(item, str)} - whole))
         partitions: list[tuple[str, int]] = []
-        self._whole = set()
-        for item in [topics] if isinstance(topics, str) else topics:
-            if isinstance(item, str):
-                partitions += [(item, number) for number in self.client.metadata([item])[item]]
-                self._whole.add(item)
-            else:
-                partitions.append(item)
+        for item in items:
+            partitions += [(item, number) for number in known[item].partitions] if isinstance(item, str) else [item]
+        self._whole, self._ids = whole, {topic: one.id for topic, one in known.items()}
         committed = self._committed(partitions)
         self._positions = {key: committed[key] if key in committed else self._start(key) for key in partitions}
         self._fetch_offsets = dict(self._positions)
         self._last.clear()
+        self._missing.clear()
         self._records, self._taken = [], 0
 
     def _committed(self, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return self.client.committed_offsets(self._group, partitions) if self._group is not None else {}
 
     def _take_up(self) -> None:
-        """Read the partitions that topics got."""
-        known = ((topic, number) for topic, one in self._looked_up(self._whole).items() for number in one.partitions)
-        new = [key for key in known if key not in self._positions]
+        """Read the partitions that topics got, and from their beginning topics that were made again. Raises
+        LogTruncated, with reset "error".
+        """
+        topics = self._whole | {topic for topic, _ in self._positions}
+        found = self._looked_up(topics, _LOOK_FOR_MISSING_S if self._missing else math.inf)
+        known = {(topic, number): None for topic, one in found.items() for number in one.partitions}
+        self._missing -= known.keys()
+        self._told_gone -= found.keys()
+        another = [topic for topic, one in found.items() if one.id != self._ids.get(topic, one.id) and one.id]
+        self._ids |= {topic: one.id for topic, one in found.items() if one.id}
+        for key in [key for key in self._positions if key[0] in another and key[0] in self._whole and key not in known]:
+            self._forget(key)
+        cut = {key: 0 for key in self._positions if key[0] in another}
+        new = [key for key in known if key not in self._positions and key[0] in self._whole]
         committed = self._committed(new) if new else {}
         for key in new:
             start = committed[key] if key in committed else self.client.list_offsets(*key, "earliest") or 0
             self._positions[key] = self._fetch_offsets[key] = start
+        self._cut(cut, made_again=True)
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        """A topic that is read as a whole has it no more."""
+        self._move(key, 0)
+        del self._positions[key], self._fetch_offsets[key]
+        self._missing.discard(key)
+
+    def _cut(self, offsets: Mapping[tuple[str, int], int], *, made_again: bool = False) -> None:
+        """Logs have other records, or none, from these offsets on. Raises LogTruncated, with reset "error"."""
+        failure: LogTruncated | None = None
+        for key, offset in offsets.items():
+            read_to = self._positions[key]
+            self._move(key, min(offset, read_to))
+            if read_to > offset:
+                failure = LogTruncated(*key, offset, read_to, made_again=made_again)
+                if self._reset != "error":
+                    logger.warning("%s; going on at %d", failure, offset)
+        if failure is not None and self._reset == "error":
+            raise failure
+
+    def _miss(self, key: tuple[str, int], error: MillraceError) -> MillraceError | None:
+        """It is not there: what is to be said of that, if anything."""
+        self._missing.add(key)
+        self._looked_s = -math.inf
+        if error.code != ErrorCode.UNKNOWN_TOPIC:
+            logger.warning("%s; it is read when it has one", error)
+        elif key[0] not in self._told_gone:
+            self._told_gone.add(key[0])
+            return error
+        return None
 
     def _start(self, partition: tuple[str, int]) -> int:
         if self._reset == "error":
@@ -168,7 +220,7 @@ class BlockingConsumer(ClientUser):
     def _fill(self, timeout_ms: int) -> None:
         try:
             self._take_up()
-            keys = self._validated()
+            keys = [key for key in self._validated() if key not in self._missing]
             entries = [
                 wire.FetchEntry(*key, self._fetch_offsets[key], self._partition_max_bytes, self._epochs[key])
                 for key in keys
@@ -189,6 +241,11 @@ class BlockingConsumer(ClientUser):
                 error = error_from_wire(fetched.error)
                 if error.retriable:
                     continue  # the next fetch may find another leader
+                if error.code in GONE:
+                    failure = failure or self._miss(key, error)
+                    continue
+                if isinstance(error, OffsetOutOfRange) and self._is_another(key[0]):
+                    return
                 if not isinstance(error, OffsetOutOfRange) or self._reset == "error":
                     failure = error
                     break
@@ -210,6 +267,12 @@ class BlockingConsumer(ClientUser):
         )  # fmt: skip
         if failure is not None:
             raise failure
+
+    def _is_another(self, topic: str) -> bool:
+        """Whether a topic was made again, and is to be read from its beginning. Raises as `_take_up`."""
+        before, self._looked_s = self._ids.get(topic), -math.inf
+        self._take_up()
+        return self._ids.get(topic) != before
 
     def _decoded(
         self, key: tuple[str, int], batches: Iterable[memoryview]
@@ -239,17 +302,14 @@ class BlockingConsumer(ClientUser):
         for key, (error, epoch, end_offset) in zip(doubtful, self.client.offsets_for_epochs(asked)):
             if error is not None:
                 keys.remove(key)
-                if not error[1]:
-                    raise error_from_wire(error)
+                problem = None if error[1] else error_from_wire(error)
+                if problem is not None and problem.code in GONE:
+                    problem = self._miss(key, problem)
+                if problem is not None:
+                    raise problem
                 continue
-            offset, read_to = cut_at(self._last[key], epoch, end_offset), self._positions[key]
+            offset = cut_at(self._last[key], epoch, end_offset)
             self._epochs[key] = known[key]
-            if offset is None:
-                continue
-            self._move(key, min(offset, read_to))
-            if read_to > offset:
-                truncated = LogTruncated(*key, offset, read_to)
-                if self._reset == "error":
-                    raise truncated
-                logger.warning("%s; going on at %d", truncated, offset)
+            if offset is not None:
+                self._cut({key: offset})
         return keys

@@ -6,6 +6,7 @@ and a topic that was assigned as a whole is read as a whole, its new partitions 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from ssl import SSLContext
@@ -34,10 +35,10 @@ class ClientUser:
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._looked_s = time.monotonic()
 
-    def _looked_up(self, topics: Iterable[str]) -> dict[str, KnownTopic]:
+    def _looked_up(self, topics: Iterable[str], within_s: float = math.inf) -> dict[str, KnownTopic]:
         """Those of these that there are, as they are now, where it is time to look and they can be asked about."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < self._metadata_max_age_s:
+        if now_s - self._looked_s < min(self._metadata_max_age_s, within_s):
             return {}
         self._looked_s = now_s
         try:

@@ -25,13 +25,13 @@ from protocols.native.clients.client import LinkConfig
 from protocols.native.clients.coordinators import CoordinatorLink
 from protocols.native.clients.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
 from protocols.native.clients.group_bytes import GroupMetadata
-from protocols.native.clients.group_reader import GONE, GroupReader
+from protocols.native.clients.group_reader import GroupReader
 from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.membership import GroupTerms, Membership, RebalanceListener
 from protocols.native.clients.records import ConsumerRecord, checked_offset
 from protocols.native.clients.served_membership import ServedMembership
-from protocols.native.errors import MillraceError
+from protocols.native.errors import GONE, MillraceError
 
 logger = logging.getLogger(__name__)
 
@@ -440,6 +440,14 @@ class Consumer(Fetcher):
         if self._whole and self._not_read():
             self._grown.set()
         super()._leaders_changed()
+
+    def _made_again(self, topic: str) -> None:
+        count = self._leaders.counts[topic]
+        here = {key: position.offset for key, position in self._positions.items()}
+        if topic in self._whole and any(key[0] == topic and key[1] >= count for key in here):
+            logger.warning("topic '%s' was made again, and has %d partitions now", topic, count)
+            self._set_positions({key: offset for key, offset in here.items() if key[0] != topic or key[1] < count})
+        super()._made_again(topic)
 
     async def _refused(self, position: Position, error: MillraceError) -> None:
         if self._membership is not None and error.code in GONE:

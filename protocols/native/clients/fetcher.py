@@ -10,7 +10,9 @@
    link. What does not begin where it is read on by then, or was asked for in another epoch, is thrown away.
 5. A member of a group may get partitions of which nobody knows where to begin (reset "error"): they are `NOWHERE` until
    the application seeks, and whoever asks for records until then is told so.
-6. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
+6. A topic that was deleted and made again is read from its beginning: that what was read is gone is said as in rule 3.
+   A partition that is not there is waited for, as Kafka's clients do; that a topic is gone is said once.
+7. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
    whoever asks for records.
 """
 
@@ -34,6 +36,7 @@ from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
 from protocols.native.errors import (
+    GONE,
     ConnectionLost,
     ErrorCode,
     LogTruncated,
@@ -136,6 +139,9 @@ class Fetcher(Service):
         self._failure: MillraceError | None = None
         self._nowhere: set[Partition] = set()
         """Rule 5."""
+        self._missing: set[Position] = set()
+        self._told_gone: set[str] = set()
+        """Rule 6: partitions that are not there, and topics."""
         self._records: list[ConsumerRecord] = []
         self._next = 0
         self._current: _Fetched | None = None
@@ -182,6 +188,7 @@ class Fetcher(Service):
             dropped.generation += 1
         self._nowhere = {key for key, position in self._positions.items() if position.offset == NOWHERE}
         read = set(self._positions.values())
+        self._missing &= read
         self._fetched = deque(fetched for fetched in self._fetched if fetched.position in read)
         if self._current is not None and self._current.position not in read:
             self._forget_current()
@@ -300,6 +307,7 @@ class Fetcher(Service):
     async def _fetch_ahead(self) -> None:
         """Have a task for each broker that leads something of what is read."""
         self._leaders.on_change = self._leaders_changed
+        self._leaders.on_made_again = self._made_again
         async with trio.open_nursery() as nursery:
             while True:
                 changed = self._fetch_wanted
@@ -320,6 +328,7 @@ class Fetcher(Service):
                     return
                 wanted = [p for p in led if p.buffered_bytes < self._fetch_limits.prefetch_bytes and not p.paused]
                 wanted = [p for p in wanted if p.offset != NOWHERE] if self._nowhere else wanted
+                wanted = [p for p in wanted if p not in self._missing] if self._missing else wanted
                 if not wanted or self._failure is not None:
                     await changed.wait()
                     continue
@@ -361,12 +370,12 @@ class Fetcher(Service):
             else:
                 self._cut(position, offset)
 
-    def _cut(self, position: Position, offset: int) -> None:
+    def _cut(self, position: Position, offset: int, *, made_again: bool = False) -> None:
         """The log has other records, or none, from an offset on. What was not handed out yet is forgotten."""
         read_to = self.position(position.topic, position.partition)
         self._seek({(position.topic, position.partition): min(offset, read_to)})
         if read_to > offset:
-            truncated = LogTruncated(position.topic, position.partition, offset, read_to)
+            truncated = LogTruncated(position.topic, position.partition, offset, read_to, made_again=made_again)
             if self._reset == "error":
                 self._failure = truncated
                 self._arrived.set()
@@ -404,6 +413,9 @@ class Fetcher(Service):
             if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and self._reset != "error":
                 try:
                     key = (position.topic, position.partition)
+                    await self._leaders.partitions(position.topic, create_missing=False)  # it may be another one
+                    if generation != position.generation:
+                        return
                     offset = (await self._reset_offsets([key]))[key]
                 except MillraceError as problem:
                     error = problem
@@ -429,8 +441,27 @@ class Fetcher(Service):
         """What a broker said of a partition."""
         if isinstance(error, NotLeader):
             self._leaders.stale([(position.topic, position.partition)])
+        elif error.code in GONE:
+            self._miss(position, error)
         else:
             await self._note_error(error)
+
+    def _miss(self, position: Position, error: MillraceError) -> None:
+        """It is not there: rule 6."""
+        self._missing.add(position)
+        self._leaders.stale([(position.topic, position.partition)])
+        if error.code != ErrorCode.UNKNOWN_TOPIC:
+            logger.warning("%s; it is read when it has one", error)
+        elif position.topic not in self._told_gone:
+            self._told_gone.add(position.topic)
+            self._failure = error
+            self._arrived.set()
+
+    def _made_again(self, topic: str) -> None:
+        """A topic is another one: rule 6."""
+        for position in list(self._positions.values()):
+            if position.topic == topic and position.offset != NOWHERE:
+                self._cut(position, 0, made_again=True)
 
     async def _note_error(self, error: MillraceError) -> None:
         """Wait a moment after what passes; hand the rest to the application."""
@@ -441,6 +472,11 @@ class Fetcher(Service):
             self._arrived.set()
 
     def _leaders_changed(self) -> None:
+        for position in list(self._missing):
+            leaders, topic = self._leaders, position.topic
+            if topic not in leaders.absent and position.partition < leaders.counts.get(topic, 0):
+                self._missing.discard(position)
+                self._told_gone.discard(topic)
         self._arrived.set()
         self._look_again()
 

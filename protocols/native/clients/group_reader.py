@@ -9,12 +9,10 @@ from protocols.native.clients.fetcher import NOWHERE
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.membership import Reader
-from protocols.native.errors import ErrorCode, MillraceError
+from protocols.native.errors import GONE, MillraceError
 
 if TYPE_CHECKING:
     from protocols.native.clients.consumer import Consumer
-
-GONE = (ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION)
 
 
 class GroupReader(Reader):

@@ -11,6 +11,8 @@
 4. Requests name the leader epoch that is known here, so that a broker that is behind, or ahead, says so. A broker that
    tells of an older epoch than is known is behind, and not believed for a while (KIP-320).
 5. Nothing here repeats a request: whoever sent it knows whether it may.
+6. A topic's id says when it was made again under its name: nothing that was known of its partitions is true then, and
+   who tells of the former id from then on is behind.
 """
 
 from __future__ import annotations
@@ -48,7 +50,12 @@ class Leaders:
         """Called when a link was connected or lost, or when somebody else leads."""
         self.counts: dict[str, int] = {}
         """How many partitions topics have; fewer than before only where one was made again."""
+        self.absent: set[str] = set()
+        """Topics that do not exist, as was said last."""
+        self.on_made_again: Callable[[str], None] | None = None
+        """Called when a topic turns out to be another one than before."""
         self._ids: dict[str, bytes] = {}
+        self._former_ids: dict[str, bytes] = {}
         self._link = link
         self._topics: dict[str, None] = {}
         self._leaders: dict[Partition, int] = {}
@@ -173,7 +180,8 @@ class Leaders:
                 self._ask_again_s = _ASK_AGAIN_S
                 self._asking = trio.Event()
                 age_s = self._link.config.metadata_max_age_ms / 1000
-                with trio.move_on_after(age_s if self._single else min(age_s, _ASK_EVERY_S)):
+                often = self.absent or not self._single
+                with trio.move_on_after(min(age_s, _ASK_EVERY_S) if often else age_s):
                     await self._asking.wait()
             await self._ask()
             wait_s = self._ask_again_s
@@ -189,7 +197,7 @@ class Leaders:
         if any(now_s < until_s and not self.has_moved(key, epoch) for key, (epoch, until_s) in self._moving.items()):
             return True
         self._moving.clear()
-        return any(self.link_to(*key) is None for key in self._leaders)
+        return any(self.link_to(*key) is None for key in self._leaders if key[0] not in self.absent)
 
     async def _ask(self) -> None:
         topics = list(self._topics)
@@ -210,12 +218,20 @@ class Leaders:
         nodes = {node: (host, port) for node, host, port in reply.nodes}
         self._single = len(nodes) <= 1 and all(not host or node == self._link.node_id for node, host, _ in reply.nodes)
         ids = reply.topic_ids or [b""] * len(reply.topics)
+        made_again = []
         for (name, error, partitions), topic_id in zip(reply.topics, ids, strict=True):
             if error is not None:
+                if error[0] == ErrorCode.UNKNOWN_TOPIC:
+                    self.absent.add(name)
                 continue
-            known = self.counts.get(name, 0) if self._ids.get(name, topic_id) == topic_id else 0
-            self._ids[name] = topic_id
-            self.counts[name] = max(known, len(partitions))  # who says less is behind
+            if topic_id and topic_id == self._former_ids.get(name):  # rule 6
+                self._stale[name] = None
+                continue
+            self.absent.discard(name)
+            if self._is_another(name, topic_id):
+                self._forget(name)
+                made_again.append(name)
+            self.counts[name] = max(self.counts.get(name, 0), len(partitions))  # who says less is behind
             for found in partitions:
                 if self._is_older((name, found.partition), found.leader_epoch):
                     self._stale[name] = None
@@ -227,7 +243,25 @@ class Leaders:
             self._link.also_at(list(nodes.values()))
             self._addresses = nodes
             self._connect_nodes()
+        if self.on_made_again is not None:
+            for name in made_again:
+                self.on_made_again(name)
         self._changed()
+
+    def _is_another(self, topic: str, topic_id: bytes) -> bool:
+        """Note a topic's id; whether it had another one. Brokers of earlier versions tell none."""
+        known = self._ids.get(topic, b"")
+        self._ids[topic] = topic_id or known
+        if not known or self._ids[topic] == known:
+            return False
+        self._former_ids[topic] = known
+        return True
+
+    def _forget(self, topic: str) -> None:
+        """Its partitions are those of another topic now, or gone."""
+        for partition in range(self.counts.pop(topic, 0)):
+            for known in (self._leaders, self._epochs, self._moving):
+                known.pop((topic, partition), None)
 
     def _is_older(self, key: Partition, epoch: int) -> bool:
         """Note an epoch, unless whoever tells of it is behind; of a single broker none is."""
