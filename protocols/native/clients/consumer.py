@@ -166,6 +166,8 @@ class Consumer(Fetcher):
                 whole.add(item)
             else:
                 partitions.append(item)  # type: ignore[arg-type]
+        for topic in {topic for topic, _ in partitions} - whole:
+            await self._leaders.partitions(topic, create_missing=False)  # which topic it is: by its id
         starts = await self._starts(partitions)
         if self._membership is not None:
             await self._leave(commit=True)
