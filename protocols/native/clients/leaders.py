@@ -25,7 +25,14 @@ import trio
 from protocols.native import wire
 from protocols.native.clients.blocking_link import Address
 from protocols.native.clients.link import Link, LinkConfig
-from protocols.native.errors import ConnectionLost, ErrorCode, MillraceError, RequestTimedOut, error_from_wire
+from protocols.native.errors import (
+    ConnectionLost,
+    ErrorCode,
+    MillraceError,
+    RequestTimedOut,
+    UnknownPartition,
+    error_from_wire,
+)
 
 Partition = tuple[str, int]
 """Topic and partition number."""
@@ -146,8 +153,13 @@ class Leaders:
             await trio.sleep(config.reconnect_backoff_ms / 1000)
 
     async def wait_for(self, partitions: Iterable[Partition], deadline: float) -> dict[Link, list[Partition]]:
-        """Partitions by the links to their leaders, once all are known. Raises RequestTimedOut at `deadline`."""
+        """Partitions by the links to their leaders, once all are known. Raises RequestTimedOut at `deadline`, and
+        UnknownPartition for one that its topic has not got, also when the brokers were asked again.
+        """
         keys = list(partitions)
+        if lacking := [key for key in keys if self._lacks(key)]:
+            self.stale(lacking)
+        asked_at = trio.current_time() + _MOVING_S
         with trio.move_on_at(deadline):
             while True:
                 if self.failure is not None:
@@ -156,12 +168,21 @@ class Leaders:
                 for key in keys:
                     link = self.link_to(*key)
                     if link is None:
+                        if self._lacks(key) and trio.current_time() > asked_at:
+                            raise UnknownPartition(
+                                f"topic {key[0]!r} has no partition {key[1]}, but {self.counts[key[0]]}"
+                            )
                         break
                     found.setdefault(link, []).append(key)
                 else:
                     return found
                 await trio.sleep(_ASK_AGAIN_S / 5)
         raise RequestTimedOut(f"no leader could be reached for all of {keys}", retriable=True)
+
+    def _lacks(self, key: Partition) -> bool:
+        """Whether its topic, for all that is known, has no such partition."""
+        count = self.counts.get(key[0])
+        return count is not None and not 0 <= key[1] < count
 
     # Asking
 

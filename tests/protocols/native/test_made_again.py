@@ -6,8 +6,18 @@ import logging
 
 import pytest
 import trio
+import trio.testing
 
-from millrace import BlockingConsumer, Client, Consumer, LinkConfig, LogTruncated, Producer, UnknownTopic
+from millrace import (
+    BlockingConsumer,
+    Client,
+    Consumer,
+    LinkConfig,
+    LogTruncated,
+    Producer,
+    UnknownPartition,
+    UnknownTopic,
+)
 from protocols.native import wire
 from protocols.native.clients.leaders import Leaders
 from protocols.native.clients.link import Link
@@ -174,3 +184,15 @@ async def test_nothing_of_the_former_topic_is_known_any_more() -> None:
     assert not leaders._doubtful(), "nobody has to be found who leads it"
     leaders._learn(told(2, b"two"))
     assert leaders._doubtful(), "nobody is connected"
+
+
+async def test_a_partition_that_a_topic_has_not_got_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    leaders = Leaders(Link("127.0.0.1:1", LinkConfig()))
+    leaders._learn(told(2, b"one"))
+    leaders._stale.clear()
+    began_s = trio.current_time()
+    for wrong in (2, -1):
+        with pytest.raises(UnknownPartition, match=f"topic 't' has no partition {wrong}, but 2"):
+            await leaders.wait_for([("t", wrong)], trio.current_time() + 30)
+    assert trio.current_time() - began_s < 5
+    assert "t" in leaders._stale, "it may have got more"
