@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
 
 import click
 
@@ -78,6 +78,22 @@ def connection_options(file: click.ParamType[str]) -> Callable[[Command], Comman
         return command
 
     return add
+
+
+def input_bytes() -> BinaryIO:
+    """Standard input. Raises ClickException where whoever started this has closed it."""
+    return _opened(sys.stdin, "input").buffer
+
+
+def output_bytes() -> BinaryIO:
+    """Standard output. Raises as `input_bytes`."""
+    return _opened(sys.stdout, "output").buffer
+
+
+def _opened(stream: TextIO | None, name: str) -> TextIO:
+    if stream is None:
+        raise click.ClickException(f"standard {name} is closed")
+    return stream
 
 
 def asked_password(given: str | None) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import COUNT, DISTANCE, NUMBER, TIMEOUT_S, Terms, with_terms
+from gateway.client_cli import COUNT, DISTANCE, NUMBER, TIMEOUT_S, Terms, output_bytes, with_terms
 from gateway.stored_records import data_option, print_stored, require_offline
 
 if TYPE_CHECKING:
@@ -112,6 +111,7 @@ def consume(
         )
     if as_json and form is not None:
         raise click.UsageError("either --json or --format")
+    output_bytes()  # it is there
     show = _as_json if as_json else _Format(form if form is not None else "%v\\n")
     if data_dir is not None:
         require_offline(group=group, timeout_ms=timeout_ms)
@@ -182,7 +182,7 @@ async def _begin(consumer: Consumer, topics: tuple[str, ...], partition: int | N
 async def _print(consumer: Consumer, show: Any, most: int | None, timeout_ms: int | None, is_member: bool) -> None:
     import trio
 
-    out = sys.stdout.buffer
+    out = output_bytes()
     left = most
     began_at = last_at = trio.current_time()
     while left is None or left > 0:

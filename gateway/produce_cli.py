@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import sys
 from typing import Any, Literal, NamedTuple
 
 import click
 
-from gateway.client_cli import NUMBER, TIMEOUT_S, Terms, with_terms
+from gateway.client_cli import NUMBER, TIMEOUT_S, Terms, input_bytes, with_terms
 
 _ACKS: dict[str, Literal[-1, 0, 1]] = {"all": -1, "1": 1, "0": 0}
 
@@ -45,6 +44,8 @@ def _of_json(line: bytes) -> _Line:
     fields = json.loads(line)
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object")
+    if "value" not in fields and "value_base64" not in fields:
+        raise ValueError("it has neither 'value' nor 'value_base64'; null is a tombstone")
     headers = [(str(one["name"]), _bytes(one, "value")) for one in fields.get("headers") or ()]
     return _Line(_bytes(fields, "value"), _bytes(fields, "key"), headers or None, None, fields.get("timestamp_ms"))
 
@@ -100,7 +101,7 @@ def produce(
     headers = _headers(pairs)
     separator = None if key_separator is None else key_separator.encode()
     none = None if null is None else null.encode()
-    lines = sys.stdin.buffer
+    lines = input_bytes()
     with BlockingProducer(
         terms.server, acks=_ACKS[acks], compression=compression, timeout_s=TIMEOUT_S, credentials=terms.credentials,
         tls=terms.tls,

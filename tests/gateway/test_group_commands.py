@@ -103,6 +103,16 @@ def test_keys_headers_and_formats(millrace: Commands) -> None:
     assert json.loads(again[3])["value_base64"] == "/w=="
 
 
+def test_standard_streams_that_are_closed(millrace: Commands) -> None:
+    for command, closed in (("produce t", "<&-"), ("consume t --from-beginning", ">&-")):
+        line = f"exec {sys.executable} -m gateway {command} --server {millrace.server} {closed}"
+        done = subprocess.run(["sh", "-c", line], cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (
+            1,
+            f"Error: standard {'input' if '<' in closed else 'output'} is closed\n",
+        )
+
+
 def test_wrong_lines_and_arguments(millrace: Commands) -> None:
     def wrong(*arguments: str, text: str = "", code: int = 2) -> str:
         done = CliRunner().invoke(main, [*arguments, "--server", millrace.server], input=text)
@@ -110,9 +120,12 @@ def test_wrong_lines_and_arguments(millrace: Commands) -> None:
         return done.stderr
 
     assert "line 2: no ':' in it" in wrong("produce", "x", "--key-separator", ":", text="a:1\nb\n", code=1)
+    none = wrong("produce", "x", "--json", text='{"vlaue": "a"}\n', code=1)
+    assert "line 1: it has neither 'value' nor 'value_base64'" in none
     assert millrace("consume", "x", "--from-beginning", "--timeout-ms", "100", "--format", "%k=%v\\n") == "a=1\n"
     assert "line 1" in wrong("produce", "x", "--json", text="[]\n", code=1)
-    assert "line 2: a timestamp is" in wrong("produce", "x", "--json", text='{}\n{"timestamp_ms": -5}\n{}\n', code=1)
+    late = '{"value": null}\n{"value": null, "timestamp_ms": -5}\n{"value": null}\n'
+    assert "line 2: a timestamp is" in wrong("produce", "x", "--json", text=late, code=1)
     assert "is not NAME=VALUE" in wrong("produce", "x", "--header", "x")
     assert "%z means nothing" in wrong("consume", "x", "--format", "%z")
     assert "a group has its own offsets" in wrong("consume", "x", "--group", "g", "--offset", "3")
