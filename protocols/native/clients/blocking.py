@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -25,7 +26,7 @@ from protocols.native.clients.blocking_leaders import BlockingLeaders
 from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.clients.finding import FOUND_MAX, find_records
 from protocols.native.clients.groups_admin import finish
-from protocols.native.clients.records import ConsumerRecord, split_batches
+from protocols.native.clients.records import ConsumerRecord, checked_offset, split_batches
 from protocols.native.connection import addresses_of
 from protocols.native.errors import ConnectionLost, NotLeader, WireError, error_from_wire
 from protocols.native.wire_base import CONTAINING_SINCE, ENTRIES_MAX, READERS_SINCE
@@ -59,11 +60,11 @@ class KnownTopic(Struct):
 
 
 def which_offset(which: Which) -> int:
-    """`which` as `ListOffsets` wants it. Raises ValueError."""
-    if isinstance(which, int):
-        if which < 0:
+    """`which` as `ListOffsets` wants it. Raises ValueError, and TypeError for a time that is no whole number."""
+    if not isinstance(which, str):
+        if (timestamp_ms := int(index(which))) < 0:
             raise ValueError(f"a timestamp is not negative: {which}")
-        return which
+        return timestamp_ms
     if which not in ("earliest", "latest"):
         raise ValueError(f"{which!r} is not earliest, latest or a timestamp in ms")
     return wire.EARLIEST if which == "earliest" else wire.LATEST
@@ -428,7 +429,7 @@ class BlockingClient(BlockingGroups):
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], *, metadata: str = "") -> None:
         """Remember the next offset to read of each (topic, partition), durably."""
-        entries = [(topic, partition, offset, metadata) for (topic, partition), offset in offsets.items()]
+        entries = [(*key, checked_offset(offset), metadata) for key, offset in offsets.items()]
         if entries:
             self._any.call(wire.CommitOffsets(0, group, entries), wire.CommitOffsetsReply)
 

@@ -13,7 +13,7 @@ from protocols.native import wire_groups, wire_transactions
 from protocols.native.clients.blocking_producer import BlockingProducer
 from protocols.native.clients.group_bytes import GroupMetadata, Partition
 from protocols.native.clients.groups_admin import finish
-from protocols.native.clients.records import Draft
+from protocols.native.clients.records import Draft, checked_offset
 from protocols.native.clients.sequences import Sequences
 from protocols.native.errors import MillraceError, WrongTransactionState
 
@@ -134,7 +134,7 @@ class BlockingTransactionalProducer(BlockingProducer):
         """See `TransactionalProducer.send_offsets`."""
         self._require_open()
         member = GroupMetadata(group) if isinstance(group, str) else group
-        entries = [(topic, index, offset, "") for (topic, index), offset in offsets.items()]
+        entries = [(*key, checked_offset(offset), "") for key, offset in offsets.items()]
         if not entries:
             return
         if member.group not in self._groups:

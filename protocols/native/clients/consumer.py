@@ -339,8 +339,7 @@ class Consumer(Fetcher):
             offsets = self._next_offsets()
         if not offsets:
             return
-        for offset in offsets.values():
-            checked_offset(offset)
+        offsets = {key: checked_offset(offset) for key, offset in offsets.items()}
         if self._membership is not None:
             await self._membership.commit(offsets)
         else:

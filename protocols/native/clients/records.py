@@ -223,10 +223,12 @@ def batch_records(topic: str, partition: int, batch: BytesLike, from_offset: int
 
 
 def checked_offset(offset: int) -> int:
-    """An offset that an application gives. Raises ValueError for what can be none."""
-    if not 0 <= offset < 1 << 63:
+    """An offset that an application gives, of whatever type of whole numbers (NumPy's), as one that can be sent. Raises
+    TypeError for what is no whole number, ValueError for what can be no offset.
+    """
+    if not 0 <= (number := int(index(offset))) < 1 << 63:
         raise ValueError(f"an offset is a whole number from 0 on, not {offset}")
-    return offset
+    return number
 
 
 def offset_after(batch: BytesLike) -> int:

@@ -24,6 +24,7 @@ from protocols.native.clients.coordinators import CoordinatorLink
 from protocols.native.clients.group_bytes import GroupMetadata, Partition
 from protocols.native.clients.producer import Producer
 from protocols.native.clients.producer_batches import Batch, Delivery, Waiting
+from protocols.native.clients.records import checked_offset
 from protocols.native.errors import (
     ConnectionLost,
     MillraceError,
@@ -159,7 +160,7 @@ class TransactionalProducer(Producer):
         """
         self._require_open()
         member = GroupMetadata(group) if isinstance(group, str) else group
-        entries = [(topic, index, offset, "") for (topic, index), offset in offsets.items()]
+        entries = [(*key, checked_offset(offset), "") for key, offset in offsets.items()]
         if not entries:
             return
         await self._join([], [member.group])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import trio
 
 from core_log.memory_files import MemoryFiles
 from millrace import (
+    BlockingClient,
     Client,
     Consumer,
     ConsumerRecord,
@@ -268,3 +270,31 @@ async def test_what_two_links_answer_is_taken_once() -> None:
                 await fill(running, "t", b"3")
                 assert await take(consumer, 1) == numbers(3, 4)
         nursery.cancel_scope.cancel()
+
+
+async def test_offsets_may_be_of_any_type_of_whole_numbers() -> None:
+    """Those of NumPy are no `int`, and a float of theirs is no whole number."""
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 10))
+        async with Consumer(running.server, "g", auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            await consumer.seek("t", 0, np.int64(7))
+            assert await take(consumer, 1) == [b"7"]
+            await consumer.seek_to_time(np.int64(1003))
+            assert await take(consumer, 1) == [b"3"]
+            await consumer.commit({("t", 0): np.int32(4)})
+            assert await consumer.committed() == {("t", 0): 4}
+            for wrong in (1.5, np.float64(2), "3"):
+                with pytest.raises(TypeError):
+                    await consumer.seek("t", 0, wrong)  # type: ignore[arg-type]
+                with pytest.raises(TypeError):
+                    await consumer.commit({("t", 0): wrong})  # type: ignore[dict-item]
+            assert await take(consumer, 1) == [b"4"]
+
+        def work() -> None:
+            with BlockingClient(running.server) as client:
+                client.commit_offsets("g", {("t", 0): np.int64(5)})
+                assert client.committed_offsets("g") == {("t", 0): 5}
+                assert client.list_offsets("t", 0, np.int64(1003)) == 3
+
+        await trio.to_thread.run_sync(work)
