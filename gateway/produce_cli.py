@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
-from typing import Any, Literal, NamedTuple
+import select
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import click
 
 from gateway.client_cli import NUMBER, TIMEOUT_S, Terms, input_bytes, with_terms
 
+_READ_BYTES = 1 << 16
 _ACKS: dict[str, Literal[-1, 0, 1]] = {"all": -1, "1": 1, "0": 0}
 
 
@@ -60,6 +64,32 @@ def _of_text(line: bytes, separator: bytes | None) -> _Line:
     return _Line(value, key)
 
 
+def _lines(source: BinaryIO, before_waiting: Callable[[], None]) -> Iterator[bytes]:
+    """Lines as they come; `before_waiting` is called whenever there is nothing more for now."""
+    begun: list[bytes] = []
+    while True:
+        if not _is_ready(source):
+            before_waiting()
+        data = source.read1(_READ_BYTES) if isinstance(source, io.BufferedReader) else source.read(_READ_BYTES)
+        if not data:
+            break
+        *whole, rest = data.split(b"\n")
+        if whole:
+            whole[0] = b"".join([*begun, whole[0]])
+            begun = []
+        begun.append(rest)
+        yield from (line.rstrip(b"\r") for line in whole)
+    if last := b"".join(begun):
+        yield last
+
+
+def _is_ready(source: BinaryIO) -> bool:
+    try:
+        return bool(select.select([source], [], [], 0)[0])
+    except (OSError, ValueError):  # what cannot be waited for
+        return True
+
+
 def _headers(pairs: tuple[str, ...]) -> list[tuple[str, bytes | None]]:
     found: list[tuple[str, bytes | None]] = []
     for pair in pairs:
@@ -93,24 +123,22 @@ def produce(
 ) -> None:
     """Write each line of standard input to TOPIC.
 
-    Comes back when all are as safe as --acks says. With standard input a terminal, each line is sent at once. It ends
-    with the first line that is no record, when those before it are safe.
+    Comes back when all are as safe as --acks says. Lines are sent when no more of them wait to be read, so what comes
+    slowly is sent line by line. It ends with the first line that is no record, when those before it are safe.
     """
     from protocols.native.clients.blocking_producer import BlockingProducer
 
     headers = _headers(pairs)
     separator = None if key_separator is None else key_separator.encode()
     none = None if null is None else null.encode()
-    lines = input_bytes()
+    source = input_bytes()
     with BlockingProducer(
         terms.server, acks=_ACKS[acks], compression=compression, timeout_s=TIMEOUT_S, credentials=terms.credentials,
         tls=terms.tls,
     ) as producer:  # fmt: skip
-        at_once = lines.isatty()
-        for number, line in enumerate(lines, 1):
-            text = line.rstrip(b"\r\n") if line.endswith(b"\n") else line
+        for number, line in enumerate(_lines(source, producer.flush), 1):
             try:
-                record = _of_json(text) if as_json else _of_text(text, separator)
+                record = _of_json(line) if as_json else _of_text(line, separator)
                 producer.send(
                     topic,
                     None if record.value == none and none is not None else record.value,
@@ -122,5 +150,3 @@ def produce(
             except (ValueError, TypeError, KeyError, binascii.Error) as error:
                 producer.flush()
                 raise _Wrong(number, str(error)) from None
-            if at_once:
-                producer.flush()

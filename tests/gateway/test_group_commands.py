@@ -103,6 +103,22 @@ def test_keys_headers_and_formats(millrace: Commands) -> None:
     assert json.loads(again[3])["value_base64"] == "/w=="
 
 
+def test_lines_that_come_slowly_are_not_kept_until_there_are_many(millrace: Commands) -> None:
+    millrace("topics", "create", "slow")
+    command = [sys.executable, "-m", "gateway", "produce", "slow", "--server", millrace.server]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE) as producing:
+        assert producing.stdin is not None
+        for text, count in ((b"one\r\ntwo\nthr", 2), (b"ee\n", 3)):
+            producing.stdin.write(text)
+            producing.stdin.flush()
+            millrace("consume", "slow", "--from-beginning", "--max-messages", str(count))  # waits for them
+        producing.stdin.write(bytes(300_000).replace(b"\0", b"x") + b"\n\nend")
+        producing.stdin.close()
+        assert producing.wait(30) == 0
+    lines = millrace("consume", "slow", "--from-beginning", "--max-messages", "6").split("\n")
+    assert [*lines[:3], len(lines[3]), *lines[4:]] == ["one", "two", "three", 300_000, "", "end", ""]
+
+
 def test_standard_streams_that_are_closed(millrace: Commands) -> None:
     for command, closed in (("produce t", "<&-"), ("consume t --from-beginning", ">&-")):
         line = f"exec {sys.executable} -m gateway {command} --server {millrace.server} {closed}"
