@@ -19,7 +19,8 @@ _STAGES = {stage.value for stage in Stage}
 async def list_transactions(door: Door, call: Call, request: Entity) -> Entity:
     """Those that the user may use, and that the request asks for."""
     stages, producers = set(request.state_filters), set(request.producer_id_filters)
-    longest = request.duration_filter if call.version else -1
+    # 0 asks for no time at all: that is what stands in a request that says nothing of it
+    longer_than_ms = request.duration_filter if call.version else -1
     now_ms = door.broker.clock.now_ms()
     names = {name for name, _ in door.broker.coordinator.known()}
     if call.version >= 2 and request.transactional_id_pattern:
@@ -33,7 +34,7 @@ async def list_transactions(door: Door, call: Call, request: Entity) -> Entity:
         if name in names
         and (not stages or state.stage.value in stages)
         and (not producers or state.producer_id in producers)
-        and (longest < 0 or 0 <= state.started_ms < now_ms - longest)
+        and (longer_than_ms <= 0 or 0 <= state.started_ms < now_ms - longer_than_ms)
         and door.allows("write", name)
     ]
     return Entity(error_code=ErrorCode.NONE, unknown_state_filters=sorted(stages - _STAGES), transaction_states=found)

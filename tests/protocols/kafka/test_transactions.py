@@ -219,14 +219,17 @@ async def test_the_latest_offset_of_who_reads_what_is_committed_is_the_stable_on
 
 async def test_operators_see_who_has_what_open_and_end_it() -> None:
     async with producing("Zürich") as one:
-        await one.add(("t", 0))
-        await one.produce("t", b"x")
 
         async def listed(version: int = 1, **asked: Any) -> list[str]:
             every = {"state_filters": [], "producer_id_filters": []}
             reply = await one.peer.ask(LIST_TRANSACTIONS, version, **every | asked)
             return [said.transactional_id for said in reply.transaction_states]
 
+        # 0 is what clients send that leave the field alone: whoever has nothing open is listed, too
+        assert await listed(duration_filter=0) == await listed() == ["Zürich"]
+        assert await listed(duration_filter=1) == []
+        await one.add(("t", 0))
+        await one.produce("t", b"x")
         assert await listed(0) == await listed(state_filters=["Ongoing"]) == ["Zürich"]
         assert await listed(state_filters=["Empty"]) == await listed(producer_id_filters=[1]) == []
         assert await listed(duration_filter=60_000) == []
