@@ -13,10 +13,12 @@ from routing.errors import NotAllowed, TimedOut
 from routing.topics.topic_partition import TopicPartition
 
 EVERYTHING = -1
+_DISK_S = 5.0
 
 
 async def delete_records(partition: TopicPartition, before_offset: int, *, timeout_ms: int) -> int:
-    """Delete what lies before an offset, or `EVERYTHING`; where the partition begins then.
+    """Delete what lies before an offset, or `EVERYTHING`; where the partition begins then. The time is how long other
+    replicas are waited for: with none at all it is done here and, where there are no others, everywhere.
 
     Raises OffsetOutOfRange for what lies beyond the end, NotAllowed where the topic only compacts, StorageUnavailable
     (NotLeader), TimedOut when it is not known in time that all replicas have followed.
@@ -31,7 +33,8 @@ async def delete_records(partition: TopicPartition, before_offset: int, *, timeo
         raise OffsetOutOfRange(before_offset, log.log_start_offset, end)
     if before_offset == log.log_end_offset > log.log_start_offset:
         log.roll()
-    with trio.move_on_after(timeout_ms / 1000):
-        return await partition.delete_records(before_offset)
+    followed_by_s = trio.current_time() + timeout_ms / 1000
+    with trio.move_on_after(max(timeout_ms / 1000, _DISK_S)):
+        return await partition.delete_records(before_offset, followed_by_s=followed_by_s)
     what = f"partition {partition.index} of topic '{partition.topic_name}'"
-    raise TimedOut(f"not all replicas of {what} have followed yet")
+    raise TimedOut(f"{what} is not known to begin at offset {before_offset} yet")

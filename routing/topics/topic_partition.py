@@ -7,6 +7,7 @@ slabs (`append_records`), which become records of the batch that is sealed when 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -21,7 +22,7 @@ from core_log.partition_log import LogConfig, PartitionLog
 from core_log.producer_states import ProducerStates
 from core_log.wall_clock import wall_clock_ms
 from routing.commits import storage_error
-from routing.errors import StorageUnavailable
+from routing.errors import StorageUnavailable, TimedOut
 from routing.runs import Run
 from routing.topics.known_ids import KnownIds
 from routing.topics.leadership import Forward, Leadership
@@ -255,12 +256,12 @@ class TopicPartition:
             raise refused
         return log.high_watermark
 
-    async def delete_records(self, before_offset: int) -> int:
+    async def delete_records(self, before_offset: int, *, followed_by_s: float = math.inf) -> int:
         """Have the partition start at an offset (-1: the high watermark), durably and on all replicas in sync; where it
         starts then. To be bounded in time by the caller, who may not be told though the records are gone.
 
         Raises OffsetOutOfRange above the high watermark, StorageUnavailable where another broker leads or the disk
-        refuses.
+        refuses, TimedOut when others have not followed by that time of trio's clock.
         """
         if self.leadership is not None and (refused := self.leadership.refusal()) is not None:
             raise refused
@@ -271,6 +272,9 @@ class TopicPartition:
         while self.leadership is not None and self.leadership.low_watermark() < start:
             if (refused := self.leadership.refusal()) is not None:
                 raise refused
+            if trio.current_time() >= followed_by_s:
+                what = f"partition {self.index} of topic '{self.topic_name}'"
+                raise TimedOut(f"not all replicas of {what} have followed yet")
             await trio.sleep(_LOOK_S)  # followers say where they start with the next position
         return start
 

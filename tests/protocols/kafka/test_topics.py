@@ -178,9 +178,11 @@ async def begins(peer: Peer, topic: str) -> int:
     return offset
 
 
-async def delete_records(peer: Peer, offset: int, *, topic: str = "t", partition: int = 0, version: int = 2) -> Any:
+async def delete_records(
+    peer: Peer, offset: int, *, topic: str = "t", partition: int = 0, version: int = 2, timeout_ms: int = 30_000
+) -> Any:
     topics = [Entity(name=topic, partitions=[Entity(partition_index=partition, offset=offset)])]
-    reply = await peer.ask(DELETE_RECORDS, version, topics=topics, timeout_ms=30_000)
+    reply = await peer.ask(DELETE_RECORDS, version, topics=topics, timeout_ms=timeout_ms)
     (found,) = reply.topics[0].partitions
     return found
 
@@ -209,6 +211,14 @@ async def test_records_are_deleted_and_stay_deleted_over_a_restart(version: int)
     async with kafka_broker(files) as broker:
         assert await begins(Peer(broker), "t") == 6
         assert [one.value for one in records_of(await Peer(broker).fetch("t", 6))] == [b"c"]
+
+
+async def test_who_gives_no_time_to_delete_records_waits_for_no_other_replicas() -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker)
+        await peer.produce("t", batch_of([b"a", b"b"]))
+        found = await delete_records(peer, 1, timeout_ms=0)
+        assert (found.low_watermark, found.error_code) == (1, ErrorCode.NONE), "there are none"
 
 
 async def test_records_that_cannot_be_deleted() -> None:
