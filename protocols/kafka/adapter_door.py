@@ -108,7 +108,7 @@ class Door:
         if tags.intersection(LOOKS):
             found |= 1 << 8 | 1 << 10  # describe, describe configs
         if tags.intersection(CHANGES):
-            found |= 1 << 5 | 1 << 7 | 1 << 11  # create, alter, alter configs
+            found |= 1 << 5 | 1 << 7 | 1 << 9 | 1 << 11  # create, alter, cluster action, alter configs
         return found
 
     def topic(self, name: str) -> Topic:

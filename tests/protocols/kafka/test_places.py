@@ -114,7 +114,7 @@ async def test_which_brokers_there_are(version: int) -> None:
         told = await peer.ask(DESCRIBE_CLUSTER, version, include_cluster_authorized_operations=True)
         old = await peer.ask(METADATA, 9, topics=[], include_cluster_authorized_operations=True)
         assert told.cluster_authorized_operations == old.cluster_authorized_operations
-        assert told.cluster_authorized_operations == sum(1 << bit for bit in (5, 7, 8, 10, 11, 12))
+        assert told.cluster_authorized_operations == sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
         if version:
             refused = await peer.ask(DESCRIBE_CLUSTER, version, endpoint_type=2)
             assert (refused.error_code, refused.brokers) == (ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, [])
