@@ -214,6 +214,7 @@ class Broker(Turns):
         self.declare_queue = control.declare_queue
         self.alter_queue = control.alter_queue
         self.check_queue = control.check_queue
+        self.until_gone = control.until_gone
         self.delete_queue = control.delete_queue
         self.purge_queue = control.purge_queue
         self.bind = control.bind

@@ -175,13 +175,14 @@ class Session(Settling):
         context: object = None,
         gives_back: bool = True,
     ) -> Consumer:
-        """Subscribe to a queue; deliveries begin when the turn ends. A queue of this broker is not waited for.
-        `prefetch` is how many messages at once; the default is the session's. Without `gives_back` nobody is to have
-        what it has not settled when it goes.
+        """Subscribe to a queue; deliveries begin when the turn ends. A queue of this broker is not waited for, unless
+        it is about to go. `prefetch` is how many messages at once; the default is the session's. Without `gives_back`
+        nobody is to have what it has not settled when it goes.
 
         Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
         is there, or is asked for and others are); of a stream PreconditionFailed and NotImplementedYet, too.
         """
+        await self.broker.topology.until_left(self.vhost.name, queue_name)
         queue = self.vhost.source(queue_name, self.owner)
         consumer = Consumer(
             self, queue, tag, no_ack=no_ack, exclusive=exclusive, context=context,

@@ -47,13 +47,13 @@ _TOPOLOGY: dict[type[Method], Callable[[Channel, Any], Awaitable[None]]] = {
     methods.QueueDelete: adapter_topology.delete_queue,
     methods.BasicGet: Channel.get,
     methods.BasicConsume: Channel.consume,
+    methods.BasicCancel: Channel.cancel,
     methods.TxCommit: Channel.commit,
 }
 
 _DIRECT: dict[type[Method], Callable[[Channel, Any], None]] = {
     methods.BasicNack: Channel.negative,
     methods.BasicReject: Channel.reject,
-    methods.BasicCancel: Channel.cancel,
     methods.BasicQos: Channel.limit_prefetch,
     methods.BasicRecover: Channel.recover,
     methods.BasicRecoverAsync: Channel.recover,
@@ -235,8 +235,11 @@ class AmqpAdapter:
             await _TOPOLOGY[kind](found, method)
         elif kind is methods.ChannelClose:
             del self._channels[event.channel]
-            found.reply(methods.ChannelCloseOk())
+            consumed = found.consumed()
             found.close()
+            await self.broker.until_gone(consumed)
+            if self._connection.state is State.OPEN:
+                self._connection.send(event.channel, methods.ChannelCloseOk())
         else:
             raise AmqpError(
                 "NOT_IMPLEMENTED", f"{method.NAME} is not supported", channel=event.channel, method_id=method.IDENT
@@ -244,7 +247,9 @@ class AmqpAdapter:
 
     async def _take_connection_method(self, method: Method) -> None:
         if isinstance(method, methods.ConnectionClose):
+            consumed = [queue for channel in self._channels.values() for queue in channel.consumed()]
             self._leave()
+            await self.broker.until_gone(consumed)
             self._connection.send(0, methods.ConnectionCloseOk())
         elif self._connection.state in (State.CLOSING, State.CLOSED):
             # Sent ahead by a peer whose login was refused, or that has closed since.

@@ -37,7 +37,9 @@ from routing.access.grants import Grants
 from routing.broker import Broker
 from routing.errors import BrokerError
 from routing.message import Properties, Slab
+from routing.queues.queue import Queue
 from routing.session import Consumer, Outcome
+from routing.topics.stream import Stream
 from routing.topics.stream_records import RECORD_PROTOCOL, StreamSlab
 
 _PREFIXES_MAX = 64
@@ -104,6 +106,10 @@ class Channel:
         self.session = link.broker.session(self, protocol="amqp", owner=link, vhost=link.vhost)
         self.session.number = number
         self.session.on_overdue = partial(link.end_channel, number)
+
+    def consumed(self) -> list[Queue | Stream]:
+        """What it has consumers of."""
+        return [consumer.queue for consumer in self._consumers.values()]
 
     def close(self) -> None:
         """Give everything back to the engine."""
@@ -260,13 +266,15 @@ class Channel:
         if tag == self._reply_tag:
             self._reply_tag = self._reply_address = None
 
-    def cancel(self, method: methods.BasicCancel) -> None:
-        """`basic.cancel`; a tag that is not known is no error."""
+    async def cancel(self, method: methods.BasicCancel) -> None:
+        """`basic.cancel`; a tag that is not known is no error. Answered when a queue is gone that goes with this."""
         self._forget_replies(method.consumer_tag)
         consumer = self._consumers.pop(method.consumer_tag, None)
         if consumer is not None:
             self.session.cancel(consumer)
         if not method.nowait:
+            if consumer is not None:
+                await self.link.broker.until_gone([consumer.queue])
             self.reply(methods.BasicCancelOk(method.consumer_tag))
 
     def cancelled(self, consumer: Consumer) -> None:

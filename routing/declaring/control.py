@@ -6,7 +6,7 @@ are the topology's (`topology/plans.py`, `topology/broker_plans.py`); `Broker` h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -18,13 +18,10 @@ from routing.administration.forwarded import ask_leader
 from routing.clients import Client
 from routing.declaring.topic_control import TopicControl
 from routing.declaring.views import arguments_of, start_of_view
-from routing.errors import (
-    LedHere,
-    NotAllowed,
-    StorageUnavailable,
-)
+from routing.errors import BrokerError, LedHere, NotAllowed, NotFound, StorageUnavailable
 from routing.queues.queue import Queue
 from routing.queues.settings import VIEW
+from routing.topics.stream import Stream
 from routing.topics.stream_settings import STREAM
 from routing.topology import broker_plans, plans
 from routing.topology.binding import Binding, Destination
@@ -55,6 +52,16 @@ class BindingOptions(TypedDict, total=False):
     """What else is said of a binding: the syntax of its pattern ("amqp" or "mqtt"), who asks, and where."""
 
     syntax: str
+    owner: object
+    vhost: str
+
+
+class _Declared(TypedDict):
+    """What a queue is declared with, whatever its name."""
+
+    durable: bool
+    auto_delete: bool
+    arguments: Mapping[str, Any] | None
     owner: object
     vhost: str
 
@@ -180,6 +187,7 @@ class Control:
         ResourceLocked, NotImplementedYet, LimitExceeded, StorageUnavailable.
         """
         topology = self.topology
+        declared = _Declared(durable=durable, auto_delete=auto_delete, arguments=arguments, owner=owner, vhost=vhost)
         if self._broker.engine is not None and (there := topology.vhosts.get(vhost)) is not None:
             await self._broker.engine.interests.until_free(there, name)
         start: list[int] | None = None
@@ -211,10 +219,34 @@ class Control:
             made = plan.entries[0].key[2]
             if exclusive or not await self._gives_way(topology.vhost(vhost), made):
                 return QueueInfo(made, 0, 0)
-            return await self.declare_queue(
-                made, durable=durable, auto_delete=auto_delete, arguments=arguments, owner=owner, vhost=vhost
-            )
-        return await self.check_queue(name, owner, vhost=vhost)
+            return await self.declare_queue(made, **declared)
+        try:
+            return await self.check_queue(name, owner, vhost=vhost)
+        except NotFound:
+            await self._until_unknown(vhost, name)
+        return await self.declare_queue(name, exclusive=exclusive, prefix=prefix, **declared)
+
+    async def _until_unknown(self, vhost: str, name: str) -> None:
+        """A queue that is known here is gone, says who has it: wait until this broker knows. Raises NotFound."""
+        there = self.topology.vhost(vhost)
+        gone = there.queues.get(name) or there.away.get(name)
+        until_s = trio.current_time() + _SERVED_WITHIN_S
+        while gone is not None and not gone.deleted:
+            if trio.current_time() >= until_s:
+                raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+            await trio.sleep(_LOOK_S)
+
+    async def until_gone(self, queues: Iterable[Queue | Stream]) -> None:
+        """Consumers of these are gone: return when the queues that go with their last one are, so that nobody is told
+        of them any more, or when it is not known who could tell.
+        """
+        for queue in queues:
+            if isinstance(queue, Queue) and queue.auto_delete and not queue.deleted:
+                if queue.elsewhere:
+                    with suppress(BrokerError):
+                        await queue.refresh()  # asked behind what was said of the consumers
+                else:
+                    await self.topology.until_left(queue.vhost, queue.name)
 
     async def alter_queue(
         self, name: str, changes: Mapping[str, Any], *, owner: object = None, vhost: str = DEFAULT_VHOST
@@ -255,6 +287,7 @@ class Control:
         """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue, or may, and none
         answers.
         """
+        await self.topology.until_left(vhost, name)
         queue = self.topology.vhost(vhost).source(name, owner)
         try:
             await queue.refresh()

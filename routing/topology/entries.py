@@ -9,6 +9,7 @@ whole catalog, and a broker what others have written.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -65,17 +66,20 @@ def topic_key(name: str) -> Key:
 
 
 class InFlight:
-    """The keys of the changes that are being written: what they change, and what they rely on."""
+    """The keys of the changes that are being written: what they change, and what they rely on; and of what is to go by
+    itself and is not gone yet, on which nobody may rely.
+    """
 
     def __init__(self) -> None:
         self._written: dict[Key, Entry] = {}
         self._guarded: dict[Key, int] = {}
+        self._leaving: Counter[Key] = Counter()
 
     def conflicts(self, plan: Plan) -> bool:
         """Whether a plan has to wait for another and be made anew."""
-        if not self._guarded and not self._written:
+        if not self._guarded and not self._written and not self._leaving:
             return False
-        return any(key in self._written for key in plan.guards) or any(
+        return any(key in self._written or key in self._leaving for key in plan.guards) or any(
             entry.key in self._written or entry.key in self._guarded for entry in plan.entries
         )
 
@@ -96,6 +100,18 @@ class InFlight:
         """What cannot be written down of an entity that is being changed, None for one that is not."""
         entry = self._written.get(key)
         return entry.live if entry is not None else None
+
+    def leave(self, plan: Plan) -> None:
+        """What a plan removes goes by itself, as soon as that can be written."""
+        self._leaving.update(entry.key for entry in plan.entries)
+
+    def left(self, plan: Plan) -> None:
+        """It is gone, or stays."""
+        self._leaving -= Counter(entry.key for entry in plan.entries)
+
+    def is_leaving(self, key: Key) -> bool:
+        """Whether something is still there and is to go by itself."""
+        return key in self._leaving
 
     def remove(self, plan: Plan) -> None:
         """It was applied, or refused."""

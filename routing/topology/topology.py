@@ -7,7 +7,8 @@
    wrote it; what of it is here alone and depends on it (transient bindings of a queue that goes) goes with it. A plan
    that another broker's change has overtaken is made anew.
 3. What goes with a connection or a consumer is applied at once and nobody waits for it; while the catalog refuses, the
-   durable entities among it stay.
+   durable entities among it stay. Where the catalog takes its time they are *leaving* until then: whoever means one of
+   them waits, and finds it gone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from routing.topics.topic_config import log_config
 from routing.topics.topic_ids import Topics
 from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST, Catalog
-from routing.topology.entries import Entry, InFlight, Plan
+from routing.topology.entries import Entry, InFlight, Plan, queue_key
 from routing.topology.exchange import Exchange
 from routing.topology.queue_ids import OutOfQueueIds
 from routing.topology.rehoming import adopt, rehome
@@ -174,10 +175,23 @@ class Topology:
                 continue
             finally:
                 self.in_flight.remove(plan)
-                settled, self._settled = self._settled, trio.Event()
-                settled.set()
+                self._wake()
         self._apply(rest)
         return plan
+
+    def _wake(self) -> None:
+        """Whoever waits for what is in flight looks again."""
+        settled, self._settled = self._settled, trio.Event()
+        settled.set()
+
+    def is_leaving(self, queue: Queue) -> bool:
+        """Whether a queue is there no more for who asks now; see rule 3."""
+        return self.in_flight.is_leaving(queue_key(queue.vhost, queue.name))
+
+    async def until_left(self, vhost: str, queue: str) -> None:
+        """Wait for a queue of that name that is leaving; it may stay. Does not suspend when there is none."""
+        while self.in_flight.is_leaving(queue_key(vhost, queue)):
+            await self._settled.wait()
 
     async def _plan(self, make_plan: Callable[[], Plan]) -> Plan:
         """Make a plan. Where others change things, what is not found may only not have come here yet."""
@@ -213,18 +227,22 @@ class Topology:
         if durable:
             try:
                 if self.in_flight.conflicts(plan) or not self.catalog.change_now(durable):
-                    self._spawn(self._change_later, make_plan)
+                    self.in_flight.leave(plan)
+                    self._spawn(self._change_later, make_plan, plan)
                     return
             except MetadataUnavailable as error:
                 logger.warning("%s stays while the catalog cannot be written: %s", plan.entries[-1].key, error)
                 return
         self._apply(rest)
 
-    async def _change_later(self, make_plan: Callable[[], Plan]) -> None:
+    async def _change_later(self, make_plan: Callable[[], Plan], leaving: Plan) -> None:
         try:
             await self.change(make_plan)
         except StorageUnavailable as error:
             logger.warning("a queue or exchange that was to go by itself stays: %s", error)
+        finally:
+            self.in_flight.left(leaving)
+            self._wake()
 
     # --- applying ----------------------------------------------------------------------
 

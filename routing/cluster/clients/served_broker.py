@@ -328,6 +328,9 @@ class ServedBroker:
         queue = home.queues.get(queue_id)
         if queue is None:
             self.link.answer(request, Answer(NotFound("no such queue")))
+        elif self._broker.topology.is_leaving(queue):
+            self.link.answer(request, Answer(NotLed()))  # asked again, it is gone
+            return None
         return queue
 
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:

@@ -1,0 +1,54 @@
+"""What is to go by itself, and cannot at once, is there no more for whoever asks meanwhile, at whichever broker."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from routing.errors import NotFound
+from tests.routing.cluster.test_homes import home_of
+from tests.support.home_cluster import Member, Mesh, mesh, until
+
+
+async def declared(brokers: Mesh, **options: Any) -> Member:
+    """A queue that all brokers know; its leader."""
+    await brokers.members[1].queue("q", **options)
+    await until(lambda: all("q" in one.broker.topology.queues for one in brokers.members.values()))
+    return brokers.leader(home_of(brokers.members[1], "q"))
+
+
+@pytest.mark.parametrize("me", [1, 2, 3])
+@pytest.mark.parametrize("arguments", [{}, {"x-expires": 60_000}])
+async def test_who_declares_a_queue_that_is_leaving_has_a_new_one(me: int, arguments: dict[str, Any]) -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        leader = await declared(brokers, auto_delete=True, arguments=arguments)
+        queue = leader.broker.topology.queues["q"]
+        leader.broker.topology.drop_queue(queue)
+        assert leader.broker.topology.is_leaving(queue)
+        assert not queue.deleted
+        await brokers.members[me].queue("q", auto_delete=True, arguments=arguments)
+        for one in brokers.members.values():
+            await until(lambda one=one: one.broker.topology.queues["q"].id != queue.id)  # type: ignore[misc]
+        assert queue.deleted
+        assert not leader.broker.topology.is_leaving(queue)
+
+
+async def finds(one: Member) -> None:
+    await one.broker.check_queue("q")
+
+
+async def consumes(one: Member) -> None:
+    await one.client().consume("q")
+
+
+@pytest.mark.parametrize("use", [finds, consumes])
+@pytest.mark.parametrize("me", [1, 2, 3])
+async def test_nobody_else_finds_it(me: int, use: Callable[[Member], Awaitable[None]]) -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        leader = await declared(brokers, auto_delete=True)
+        leader.broker.topology.drop_queue(leader.broker.topology.queues["q"])
+        with pytest.raises(NotFound):
+            await use(brokers.members[me])
+        assert all("q" not in one.broker.topology.queues for one in brokers.members.values())
