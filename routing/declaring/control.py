@@ -92,10 +92,13 @@ class Control:
         """
         topology = self.topology
         broker_plans.delete_vhost(topology, name)
-        for stream in list(topology.vhost(name).streams.values()):
+        streams = topology.vhost(name).streams
+        for stream in list(streams.values()):
             await self._topics.delete_topic(stream.topic.name)
         async with self._broker.rights.without(name) as entries:
             await topology.change(lambda: broker_plans.delete_vhost(topology, name, also=entries))
+        for stream in list(streams.values()):  # declared meanwhile
+            await self._topics.delete_topic(stream.topic.name)
         keeping = self._broker.keeping
         if keeping is None:
             self._broker.retained.forget(name)

@@ -10,12 +10,14 @@ shared, which holds other things as well, all keys have a prefix.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import msgpack
 
+from core_log.errors import Conflict
 from core_log.metadata.store import Guard, MetadataEntry, MetadataStore, Put
 from routing.topology.entries import Entry, Key
 from routing.topology.queue_ids import OwnQueueIds, QueueIds, SharedQueueIds
@@ -98,6 +100,16 @@ class Catalog:
     def is_recorded(self, key: Key) -> bool:
         """Whether there is an entry of an entity; the exchanges of every virtual host have none."""
         return self._store.get(self._key(key)) is not None
+
+    def recorded(self, keys: Iterable[Key]) -> list[Guard]:
+        """Those of some entities that there are entries of, as they are now."""
+        return [self._guard(self._key(key)) for key in keys if self.is_recorded(key)]
+
+    async def erase(self, entries: Iterable[Guard]) -> None:
+        """Remove entries that nobody has changed meanwhile. Raises MetadataUnavailable."""
+        for entry in entries:
+            with suppress(Conflict):
+                await self._store.change([entry], [(entry.key, None)])
 
     def _key(self, key: Key) -> bytes:
         return self._prefix + _pack_key(key)

@@ -278,7 +278,7 @@ def _ends(vhost: VirtualHost, binding: Binding) -> list[Key]:
 
 def bind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
     """Add a binding; nothing to do if it is there. Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument."""
-    guards = _ends(vhost, binding)
+    guards = [vhost_key(vhost.name), *_ends(vhost, binding)]
     exchange = vhost.exchange(binding.exchange)
     kind, name = binding.destination
     if kind == "queue":

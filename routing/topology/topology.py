@@ -4,8 +4,9 @@
    that one flush covers the changes of many clients.
 2. What must outlive the process is written and durable before it is applied, so before anybody sees it. A change that
    the catalog refuses has changed nothing, and can be asked for again. It is applied when the catalog says so, whoever
-   wrote it; what of it is here alone and depends on it (transient bindings of a queue that goes) goes with it. A plan
-   that another broker's change has overtaken is made anew.
+   wrote it; what depends on it goes with it: what is here alone (transient bindings of a queue that goes), and what
+   another broker added before it knew, which is taken out of the catalog then. A plan that another broker's change has
+   overtaken is made anew.
 3. What goes with a connection or a consumer is applied at once and nobody waits for it; while the catalog refuses, the
    durable entities among it stay. Where the catalog takes its time they are *leaving* until then: whoever means one of
    them waits, and finds it gone.
@@ -14,13 +15,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import trio
 
 from core_log.errors import Conflict, MetadataUnavailable
+from core_log.metadata.store import Guard
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
 from routing.errors import NotAllowed, NotFound, StorageUnavailable
@@ -35,8 +37,9 @@ from routing.topics.topic_config import log_config
 from routing.topics.topic_ids import Topics
 from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST, Catalog
-from routing.topology.entries import Entry, InFlight, Plan, queue_key
+from routing.topology.entries import Entry, InFlight, Key, Plan, queue_key
 from routing.topology.exchange import Exchange
+from routing.topology.policies import policy_key
 from routing.topology.queue_ids import OutOfQueueIds
 from routing.topology.rehoming import adopt, rehome
 from routing.topology.removal import Removal
@@ -136,19 +139,28 @@ class Topology:
 
     def recover_queues(self) -> None:
         """Make the virtual hosts, policies, exchanges and queues of the catalog; partitions are replayed afterwards."""
+        astray: list[Key] = []
         for kind in ("vhost", "policy", "operator-policy", "exchange", "queue"):
             for key, value in self.catalog.entries(kind):
-                self._appliers[kind](Entry(key, value, True))
+                if kind == "vhost" or key[1] in self.vhosts:
+                    self._appliers[kind](Entry(key, value, True))
+                else:
+                    astray.append(key)
+        self._erase(astray)
         for vhost in self.vhosts.values():
             for exchange in vhost.exchanges.values():
                 vhost.follow_policies(exchange)  # those that no entry has made as well
 
     def recover_bindings(self) -> None:
         """Make the bindings of the catalog, once queues and topics are there."""
+        astray: list[Key] = []
         for key, value in self.catalog.entries("binding"):
             vhost = self.vhosts.get(key[1])
-            if vhost is not None and key[2] in vhost.exchanges and vhost.exists((key[3], key[4])):
+            if vhost is None:
+                astray.append(key)
+            elif key[2] in vhost.exchanges and vhost.exists((key[3], key[4])):
                 self._apply_binding(Entry(key, value, True))
+        self._erase(astray)
 
     # --- changing ----------------------------------------------------------------------
 
@@ -255,9 +267,27 @@ class Topology:
         if kind in ("vhost", "topic") or entry.key[1] in self.vhosts:
             self._appliers[kind](entry)
 
-    def _apply_along(self, removal: Removal) -> None:
-        """What is of this broker alone goes with what is not."""
-        self._apply([entry for entry in removal.plan().entries if not entry.durable])
+    def _apply_along(self, vhost: VirtualHost, gone: Key, removal: Removal) -> None:
+        """Something goes, and what depends on it: see rule 2."""
+        entries = [entry for entry in removal.plan().entries if entry.key != gone]
+        self._apply(entries)
+        astray = [entry.key for entry in entries if entry.durable]
+        if astray:
+            self._erase(astray)
+            for exchange in removal.orphans:
+                self._change_unasked(partial(self._plan_orphan, vhost, exchange))
+
+    def _erase(self, keys: Iterable[Key]) -> None:
+        """These are entries of nothing any more: have the catalog forget those that it still has, as they are now."""
+        astray = self.catalog.recorded(keys)
+        if astray:
+            self._spawn(self._erase_later, astray)
+
+    async def _erase_later(self, astray: list[Guard]) -> None:
+        try:
+            await self.catalog.erase(astray)
+        except MetadataUnavailable as error:
+            logger.warning("%d entries that nothing belongs to any more stay in the catalog: %s", len(astray), error)
 
     def _apply_vhost(self, entry: Entry) -> None:
         name, value = entry.key[1], entry.value
@@ -265,8 +295,12 @@ class Topology:
             gone = self.vhosts.get(name)
             if gone is None:
                 return
-            self._apply(Removal(gone).everything().plan().entries)
+            entries = Removal(gone).everything().plan().entries
+            self._apply(entries)
+            policies = [policy_key(name, one, operator=False) for one in gone.policies.own]
+            policies += [policy_key(name, one, operator=True) for one in gone.policies.operator]
             del self.vhosts[name]
+            self._erase([*(entry.key for entry in entries if entry.durable), *policies])
             for client in list(gone.connections.values()):
                 client.close(f"vhost '{name}' is deleted")
             return
@@ -293,7 +327,7 @@ class Topology:
         exchange = vhost.exchanges.get(name)
         if exchange is not None and exchange.durable is entry.durable:
             if exchange.bindings or ("exchange", name) in vhost.bindings_to:
-                self._apply_along(Removal(vhost).exchange(exchange))
+                self._apply_along(vhost, entry.key, Removal(vhost, cascade=False).exchange(exchange))
             vhost.remove_exchange(name)
 
     def _apply_queue(self, entry: Entry) -> None:
@@ -341,7 +375,8 @@ class Topology:
             return
         queue.deleted = True
         if ("queue", queue.name) in vhost.bindings_to:
-            self._apply_along(Removal(vhost).queue(queue))
+            removal = Removal(vhost, cascade=False).queue(queue)
+            self._apply_along(vhost, queue_key(vhost.name, queue.name), removal)
         vhost.remove_queue(queue)
         if queue.exclusive:
             owned = self.owned[queue.owner]
@@ -384,7 +419,7 @@ class Topology:
         if self.topic_gone is not None:
             self.topic_gone(topic)
         for vhost in self.vhosts.values():
-            self._apply_along(Removal(vhost).topic(name))
+            self._apply_along(vhost, entry.key, Removal(vhost, cascade=False).topic(name))
             for stream in [stream for stream in vhost.streams.values() if stream.topic is topic]:
                 vhost.remove_stream(stream)
                 stream.close()
@@ -395,7 +430,7 @@ class Topology:
         self.topics.add(topic)
         topic.view(any(vhost.viewed[topic.name] > 0 for vhost in self.vhosts.values()))
         said = value.get("stream")
-        if said is not None:
+        if said is not None and said["vhost"] in self.vhosts:
             vhost = self.vhosts[said["vhost"]]
             if (there := vhost.streams.get(said["name"])) is not None and there.topic is topic:
                 vhost.follow_policies(there)
