@@ -117,6 +117,7 @@ class Members:
         self._accept_old_data = accept_old_data
         self._identity: Identity | None = None
         self._age = Age()
+        self._raising = trio.Lock()
         self._changed = trio.Event()
         self._lost = trio.Event()
         store.listeners.append(self._applied)
@@ -271,7 +272,8 @@ class Members:
 
     async def _try_to_raise_age(self) -> None:
         try:
-            await self._raise_age()
+            async with self._raising:  # who stops may come while it is raised anyway
+                await self._raise_age()
         except (MetadataUnavailable, OSError) as error:
             logger.warning("the age of the data directory is not noted: %s", error)
 

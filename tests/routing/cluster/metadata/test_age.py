@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -208,6 +209,22 @@ async def test_who_runs_while_etcd_is_put_back_registers_anew(autojump_clock: Mo
         await until(lambda: one.members.epoch)
         await trio.sleep(AGE_INTERVAL_S * 2)
         assert known(one) == load_age(one.files)
+
+
+async def test_a_stop_at_the_moment_when_it_is_raised_anyway(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        one = await One(model, 1).start(nursery)
+
+        async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+            await trio.sleep(1)
+            return call(*arguments)
+
+        one.members._offload = slowly
+        await trio.sleep(AGE_INTERVAL_S + 0.5)
+        await stop(one)
+        assert known(one) == load_age(one.files)
+        await One(model, 1, one.files).start(nursery)
 
 
 async def test_an_age_that_cannot_be_noted_is_noted_later(autojump_clock: MockClock) -> None:
