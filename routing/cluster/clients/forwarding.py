@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from routing.cluster.clients.latest_connections import LatestConnections
-from routing.cluster.clients.leader_questions import Answer, LeaderQuestions, LinkLost, Send
+from routing.cluster.clients.leader_questions import NO_SUCH_QUEUE, Answer, LeaderQuestions, LinkLost, Send
 from routing.cluster.clients.remote_home import RemoteHome
 from routing.cluster.clients.remote_log import LogLeaders, RemoteLog
 from routing.cluster.clients.remote_queue import unseen
@@ -360,6 +360,8 @@ class Forwarding:
         if isinstance(answer.error, LinkLost):
             text = f"queue '{queue.name}' in vhost '{queue.vhost}' {self.whereabouts(log)}: it may have been done"
             raise StorageUnavailable(text)
+        if isinstance(answer.error, NotFound) and str(answer.error) == NO_SUCH_QUEUE:
+            raise NotFound(f"no queue '{queue.name}' in vhost '{queue.vhost}'")
         if answer.error is not None:
             raise answer.error
         return answer

@@ -44,6 +44,10 @@ class Answer(NamedTuple):
     """What an operation answered, alone."""
 
 
+NO_SUCH_QUEUE = "no such queue"
+"""The text with which a leader says NotFound of a queue whose name it does not know."""
+
+
 class NotLed(Exception):
     """The answer of a broker that does not lead what it was asked for."""
 

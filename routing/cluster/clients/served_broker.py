@@ -22,7 +22,7 @@ import trio
 
 from core_log.errors import LogUnavailable
 from routing.cluster.clients.latest_connections import is_latest
-from routing.cluster.clients.leader_questions import Answer, NotLed
+from routing.cluster.clients.leader_questions import NO_SUCH_QUEUE, Answer, NotLed
 from routing.cluster.clients.orders import NO_QUEUE, fields_of, obey
 from routing.cluster.clients.published import Publisher, Taken
 from routing.cluster.clients.served import PeerConsumer, ServedLink, Sink
@@ -327,7 +327,7 @@ class ServedBroker:
             return None
         queue = home.queues.get(queue_id)
         if queue is None:
-            self.link.answer(request, Answer(NotFound("no such queue")))
+            self.link.answer(request, Answer(NotFound(NO_SUCH_QUEUE)))
         elif self._broker.topology.is_leaving(queue):
             self.link.answer(request, Answer(NotLed()))  # asked again, it is gone
             return None

@@ -49,6 +49,17 @@ async def test_nobody_else_finds_it(me: int, use: Callable[[Member], Awaitable[N
     async with mesh(serve_each_other=True) as brokers:
         leader = await declared(brokers, auto_delete=True)
         leader.broker.topology.drop_queue(leader.broker.topology.queues["q"])
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound, match="no queue 'q' in vhost '/'"):
             await use(brokers.members[me])
         assert all("q" not in one.broker.topology.queues for one in brokers.members.values())
+
+
+async def test_what_is_said_of_one_that_its_leader_does_not_have() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        leader = await declared(brokers)
+        one = next(member for member in brokers.members.values() if member is not leader)
+        queue = leader.broker.topology.queues["q"]
+        queue.partition.queues.pop(queue.id)
+        for use in (finds, consumes):
+            with pytest.raises(NotFound, match="no queue 'q' in vhost '/'"):
+                await use(one)
