@@ -6,7 +6,9 @@
 
 1. A broker that ends is reported, with the command that starts it again, and left alone: killing one is what this is
    for. Etcd likewise.
-2. The processes are in groups of their own: a terminal's Ctrl-C ends them in order, brokers first, by this one.
+2. Who starts one again by that command has it in a terminal of his own. As long as one runs, ours or such, etcd does;
+   what he started we do not stop, and say so.
+3. The processes are in groups of their own: a terminal's Ctrl-C ends them in order, brokers first, by this one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from core_log.metadata.etcd_wire import version_warning
 from gateway.errors import StartError
 from gateway.etcd_process import EtcdProcess, start_etcd
 from gateway.free_ports import free_ports, problem_of
-from gateway.lock import locked_data_dir
+from gateway.lock import holder, locked_data_dir
 
 NAME = "millrace"
 HOST = "127.0.0.1"
@@ -37,6 +39,7 @@ _BLOCK_PORTS = 10
 """With `base_port` broker N has its doors from base port + 10 N on."""
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 20.0
+_LOOK_INTERVAL_S = 1.0
 _LINE_BYTES_MAX = 4096
 
 
@@ -116,10 +119,11 @@ def serve_arguments(
 class BrokerChild:
     """One of the brokers."""
 
-    def __init__(self, broker_id: int, arguments: list[str], log_path: Path) -> None:
+    def __init__(self, broker_id: int, arguments: list[str], directory: Path) -> None:
         self.broker_id = broker_id
         self.arguments = arguments
-        self.log_path = log_path
+        self.data_dir = directory / f"broker-{broker_id}"
+        self.log_path = directory / f"broker-{broker_id}.log"
         self.doors: list[str] = []
         """What it said of its doors, such as `amqp 127.0.0.1:5672`."""
         self.process: trio.Process | None = None
@@ -164,6 +168,12 @@ class BrokerChild:
         command = shlex.join(["millrace", *self.arguments])
         _say(f"broker {self.broker_id} {_ended(await self.process.wait())}; to start it again: {command}")
 
+    @property
+    def by_hand(self) -> int | None:
+        """The process that somebody else has started in its place, if it runs."""
+        found = holder(str(self.data_dir))
+        return None if self.process is not None and found == self.process.pid else found
+
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it is there."""
         if self.process is not None and self.process.poll() is None:
@@ -189,20 +199,21 @@ class LocalCluster:
             _say(warning)
         for broker_id, ports in enumerate(self._ports.brokers, 1):
             arguments = serve_arguments(self._directory, broker_id, etcd.address, ports, more=self._more)
-            log_path = self._directory / f"broker-{broker_id}.log"
-            self.brokers.append(BrokerChild(broker_id, arguments, log_path))
+            self.brokers.append(BrokerChild(broker_id, arguments, self._directory))
         async with trio.open_nursery() as nursery:
             for broker in self.brokers:
                 nursery.start_soon(broker.start)
 
     async def watch(self) -> None:
-        """Report what ends, until nothing is left."""
+        """Report what ends, until no broker is left: neither of ours, nor one that was started again by hand."""
         assert self.etcd is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_etcd, self.etcd)
             async with trio.open_nursery() as brokers:
                 for broker in self.brokers:
                     brokers.start_soon(broker.watch)
+            while any(broker.by_hand for broker in self.brokers):
+                await trio.sleep(_LOOK_INTERVAL_S)
             nursery.cancel_scope.cancel()
 
     async def _watch_etcd(self, etcd: EtcdProcess) -> None:
@@ -219,6 +230,9 @@ class LocalCluster:
                     await broker.process.wait()
         for broker in self.brokers:
             broker.signal(signal.SIGKILL)
+            if (process := broker.by_hand) is not None:
+                what = f"broker {broker.broker_id} was started by hand (process {process})"
+                _say(f"{what}: it is left alone, without etcd")
         if self.etcd is not None:
             await trio.to_thread.run_sync(self.etcd.stop)
 

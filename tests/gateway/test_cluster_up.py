@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,20 @@ class Up:
 
 
 @contextmanager
+def by_hand(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A broker that somebody starts again, once it is ready."""
+    process = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "ready\n" in iter(process.stdout.readline, ""), process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
 def up(directory: Path, *arguments: str) -> Iterator[Up]:
     found = Up(directory, *arguments)
     try:
@@ -109,6 +123,7 @@ def test_a_cluster_is_up_loses_a_broker_and_goes_on_where_it_was(tmp_path: Path)
         assert there["controller"] in (1, 2)
         for door in ("native", "kafka"):
             assert there["brokers"][0]["addresses"][door] == found[f"broker 1 {door}"]
+        command = first.broker(1).cmdline()
         first.broker(1).send_signal(signal.SIGKILL)
         (line,) = first.until(lambda line: "broker 1" in line)
         assert line.startswith("millrace: broker 1 was ended by SIGKILL; to start it again: millrace serve --data-dir")
@@ -118,7 +133,12 @@ def test_a_cluster_is_up_loses_a_broker_and_goes_on_where_it_was(tmp_path: Path)
             time.sleep(0.1)
             there = status(found["broker 2 native"])
         children = first.children()
-        assert first.stop() == 0
+        with by_hand(command) as again:
+            assert first.stop() == 0
+            assert first.until(lambda line: "by hand" in line)[-1] == (
+                f"millrace: broker 1 was started by hand (process {again.pid}): it is left alone, without etcd"
+            )
+            assert again.poll() is None
         assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
     with up(tmp_path / "c") as second:
         assert doors(second.until(lambda line: line == "ready")) == found
@@ -129,8 +149,14 @@ def test_a_cluster_is_up_loses_a_broker_and_goes_on_where_it_was(tmp_path: Path)
         assert refused.returncode == 1
         assert refused.stderr == f"millrace: data directory {tmp_path / 'c'}: in use by process {second.process.pid}\n"
         assert [one["alive"] for one in status(found["broker 1 native"])["brokers"]] == [True, True]
-        for number in (1, 2):
-            second.broker(number).send_signal(signal.SIGKILL)
+        with ExitStack() as started:
+            for number in (1, 2):
+                command = second.broker(number).cmdline()
+                second.broker(number).send_signal(signal.SIGKILL)
+                second.until(lambda line: "to start it again" in line)
+                started.enter_context(by_hand(command))
+            assert [one["alive"] for one in status(found["broker 1 native"])["brokers"]] == [True, True]
+            assert second.process.poll() is None, "each runs, though none of them is ours"
         assert second.until(lambda line: "no broker" in line)[-1] == "millrace: no broker runs any more"
         assert second.process.wait(60) == 1
 
