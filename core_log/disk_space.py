@@ -21,7 +21,7 @@ import logging
 import threading
 
 from core_log.checkpoint import save
-from core_log.files import Files
+from core_log.files import Files, NoInodes
 from core_log.flush_job import FlushJob, execute
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,13 @@ _SMALL_FILES_BYTES = 512 << 10
 """Room for what a job writes besides batches: indexes, recovery point, names; and for a start."""
 _MEASURE_BYTES = 4 << 20
 _NO_LIMIT = 1 << 62
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What a disk says that takes no more."""
+
+
+def _wants_bytes(error: OSError) -> bool:
+    """Whether bytes of the reserve may help: they make no inode."""
+    return error.errno in NO_ROOM and not isinstance(error, NoInodes)
 
 
 class DiskSpace:
@@ -107,7 +113,7 @@ class DiskSpace:
         try:
             save(self._files, path, content)
         except OSError as error:
-            if error.errno not in _NO_ROOM or not self.give_back(len(content) + _SMALL_FILES_BYTES):
+            if not _wants_bytes(error) or not self.give_back(len(content) + _SMALL_FILES_BYTES):
                 raise
             save(self._files, path, content)
 
@@ -118,7 +124,7 @@ class DiskSpace:
             return
         execute(job)
         try:
-            if job.error is not None and job.error.errno in _NO_ROOM:
+            if job.error is not None and _wants_bytes(job.error):
                 size = sum(write.size for write in job.writes if not write.durable)
                 if self.give_back(size + _SMALL_FILES_BYTES):
                     job.error, job.finished = None, False

@@ -168,6 +168,10 @@ class OsFile:
         self.close()
 
 
+class NoInodes(OSError):
+    """A file system has bytes left and no inode: no file can be made. The system says that no space is left."""
+
+
 class OsFiles:
     """`Files` below a directory of the operating system."""
 
@@ -181,7 +185,18 @@ class OsFiles:
     def open(self, path: str, *, create: bool = True) -> OsFile:
         """See `Files`."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return OsFile(os.open(self._path(path), flags, 0o644))
+        try:
+            return OsFile(os.open(self._path(path), flags, 0o644))
+        except OSError as error:
+            self._require_inodes(error)
+            raise
+
+    def _require_inodes(self, error: OSError) -> None:
+        """Something cannot be made. Raises NoInodes where that is why."""
+        if error.errno == errno.ENOSPC:
+            found = os.statvfs(self._root)
+            if found.f_files and not found.f_favail:
+                raise NoInodes(errno.ENOSPC, "No inodes left on device", error.filename) from None
 
     def exists(self, path: str) -> bool:
         """See `Files`."""
@@ -221,6 +236,9 @@ class OsFiles:
             except FileExistsError:
                 if not os.path.isdir(self._path(path)):
                     raise
+            except OSError as error:
+                self._require_inodes(error)
+                raise
             self.sync_directory(parent)
 
     def remove_directory(self, path: str) -> None:
@@ -260,4 +278,4 @@ class OsFiles:
 
 from core_log.memory_files import FaultyFiles, MemoryFiles  # noqa: E402  (they build on the interface above)
 
-__all__ = ["BytesLike", "FaultyFiles", "File", "Files", "MemoryFiles", "OsFile", "OsFiles"]
+__all__ = ["BytesLike", "FaultyFiles", "File", "Files", "MemoryFiles", "NoInodes", "OsFile", "OsFiles"]

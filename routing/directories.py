@@ -4,7 +4,9 @@
    `unknown/`, with a warning; what a new topic finds in its place is moved there as well. One that was never written
    to, as a crash leaves it while a topic is created, stays for the topic of that name.
 2. What is to be removed is noted in `deleting/` first, durably, and the note goes last. A start finishes what has a
-   note, unless the catalog still names it: then the deletion had not become durable, and has not happened.
+   note, unless the catalog still names it: then the deletion had not become durable, and has not happened. A disk that
+   has no room for the note (no inode) hinders no deletion, which makes room: should the broker end in the middle of it,
+   rule 1 has what is left.
 3. A store (catalog, group offsets) that was damaged stops the start. When it is told to accept the damage, it keeps
    every batch that is whole, and a copy of the files as they were in `damaged/`.
 """
@@ -15,6 +17,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 
 from core_log.damage import find_damage, repair
+from core_log.disk_space import NO_ROOM
 from core_log.errors import LogDamaged
 from core_log.files import Files
 from core_log.threads import in_thread
@@ -49,10 +52,20 @@ def require_undamaged(files: Files, directory: str, *, accept_damage: bool) -> N
 
 def note_deletion(files: Files, directories: Iterable[str]) -> None:
     """These directories of topics are about to be removed. Raises OSError."""
-    files.make_directory(_DELETING)
-    for directory in directories:
-        files.open(_note(directory)).close()
-    files.sync_directory(_DELETING)
+    try:
+        files.make_directory(_DELETING)
+        for directory in directories:
+            files.open(_note(directory)).close()
+        files.sync_directory(_DELETING)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        logger.warning(
+            "a topic is deleted though the disk has no room to note it (%s): if the broker ends before its files are "
+            "removed, the next start moves them to %s/",
+            error,
+            _UNKNOWN,
+        )
 
 
 def forget_deletion(files: Files, directories: Iterable[str]) -> None:
@@ -60,11 +73,12 @@ def forget_deletion(files: Files, directories: Iterable[str]) -> None:
     for directory in directories:
         if files.exists(_note(directory)):
             files.remove(_note(directory))
-    files.sync_directory(_DELETING)
+    if files.exists(_DELETING):
+        files.sync_directory(_DELETING)
 
 
 def remove_noted(files: Files, directories: Collection[str]) -> None:
-    """Remove directories that were noted, then the notes. Blocks. Raises OSError; the next start tries again."""
+    """Remove directories that were noted, then the notes. Blocks. Raises OSError."""
     for directory in directories:
         files.remove_directory(directory)
     files.sync_directory(TOPICS)
@@ -120,10 +134,11 @@ def _free_name(files: Files, path: str) -> str:
     return f"{path}.{number}"
 
 
-async def remove_later(files: Files, places: Sequence[str]) -> None:
+async def remove_later(files: Files, places: Sequence[str], *, noted: bool = False) -> None:
     """Remove what was deleted; a start goes on with what could not be."""
     try:
-        await in_thread(note_deletion, files, places)
+        if not noted:
+            await in_thread(note_deletion, files, places)
         await in_thread(remove_noted, files, places)
     except OSError as error:
         logger.warning("the files of a deleted topic stay until the next start: %s", error)

@@ -369,7 +369,7 @@ class TopicControl:
                         await self._broker.flusher.drain(partition.log)
                 self._close(topic.partitions)
                 self._broker.offsets.forget_topic(name)
-                await in_thread(directories.remove_noted, files, places)
+            await directories.remove_later(files, places, noted=True)  # it is deleted, whatever becomes of its files
         finally:
             self._changing.discard(name)
 

@@ -9,7 +9,7 @@ import pytest
 
 from core_log.disk_space import RESERVE, DiskSpace
 from core_log.errors import LogUnavailable
-from core_log.files import BytesLike, MemoryFiles
+from core_log.files import BytesLike, MemoryFiles, NoInodes
 from core_log.log_flusher import LogFlusher
 from core_log.memory_files import MemoryFile
 from core_log.partition_log import LogConfig, PartitionLog
@@ -36,8 +36,11 @@ class CountingFiles(MemoryFiles):
     def __init__(self) -> None:
         super().__init__()
         self.others = 0
+        self.inodes = True
 
     def open(self, path: str, *, create: bool = True) -> MemoryFile:
+        if not self.inodes and not self.exists(path):
+            raise NoInodes(errno.ENOSPC, "No inodes left on device", path)
         found = super().open(path, create=create)
         return CountingFile(found.node, found._lock)
 
@@ -112,6 +115,25 @@ def test_a_job_that_finds_no_room_gets_some_of_the_reserve() -> None:
     assert space.free_bytes == 0
     with pytest.raises(LogUnavailable):
         _append(log, b"z")
+
+
+def test_the_reserve_makes_no_inode_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+    space = DiskSpace(files)
+    space.tend(0)
+    log = a_log(space)
+    flush_with(space, _append(log, b"before"))
+    files.inodes = False
+    log.roll()
+    flush_with(space, _append(log, b"after"))
+    assert isinstance(log.error, NoInodes)
+    with pytest.raises(NoInodes):
+        space.save("checkpoint", b"x")
+    assert space.reserved_bytes == space.reserve_bytes
+    assert "is full" not in caplog.text
+    files.inodes = True
+    flush_with(space, log)
+    assert log.error is None
+    assert read_all(log) == [(0, b"before"), (1, b"after")]
 
 
 def _append(log: PartitionLog, value: bytes) -> PartitionLog:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core_log import checkpoint
-from core_log.files import IO_VECTORS_MAX, FaultyFiles, Files, MemoryFiles, OsFiles
+from core_log.files import IO_VECTORS_MAX, FaultyFiles, Files, MemoryFiles, NoInodes, OsFiles
 
 
 @pytest.fixture(params=["os", "memory", "faulty"])
@@ -162,3 +162,24 @@ def test_a_checkpoint_is_old_or_new_after_a_power_loss(step: int) -> None:
     for seed in range(30):
         found = checkpoint.load(disk.crash(random.Random(seed)), "x")
         assert found == b"new" if done else found in (b"old", b"new")
+
+
+def test_a_disk_without_inodes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = OsFiles(tmp_path)
+    found = list(os.statvfs(tmp_path))
+
+    def refuse(path: str, *_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    for left, what in ((0, NoInodes), (1, OSError)):
+        found[7] = left  # f_favail
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
+            patched.setattr(os, "open", refuse)
+            patched.setattr(os, "mkdir", refuse)
+            for make in (files.open, files.make_directory):
+                with pytest.raises(OSError, match="/x") as refused:
+                    make("x")
+                assert type(refused.value) is what
+                assert refused.value.errno == errno.ENOSPC
+                assert (refused.value.strerror == "No inodes left on device") == (left == 0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from core_log.errors import LogDamaged
 from core_log.files import FaultyFiles, MemoryFiles
+from core_log.memory_files import MemoryFile
 from core_log.record_batch import BatchBuilder
 from routing.directories import note_deletion
 from routing.topics.offset_store import Committed
@@ -119,6 +122,60 @@ async def test_a_deletion_that_a_crash_interrupted_is_finished() -> None:
         assert any("gone" in name for name in picture.list("topics")) != deleted[-1]
     assert deleted == sorted(deleted)
     assert {True, False} == set(deleted)
+
+
+class FewFiles(MemoryFiles):
+    """No more files or directories can be made while it is `full`: no inode is left."""
+
+    full = False
+
+    def open(self, path: str, *, create: bool = True) -> MemoryFile:
+        self._require_inode(path)
+        return super().open(path, create=create)
+
+    def make_directory(self, path: str) -> None:
+        self._require_inode(path)
+        super().make_directory(path)
+
+    def _require_inode(self, path: str) -> None:
+        if self.full and not self.exists(path):
+            raise OSError(errno.ENOSPC, "No inodes left on device", path)
+
+
+async def test_a_topic_is_deleted_though_no_file_can_be_made(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FewFiles()
+    files = FaultyFiles(disk)
+    pictures: list[MemoryFiles] = []
+    async with engine(files) as running:
+        await fill(running, "gone", "stays")
+        disk.full = True
+        files.hook = lambda operation, path: pictures.append(killed(disk))
+        await running.broker.delete_topic("gone")
+        files.hook, disk.full = None, False
+        assert set(running.broker.topics) == {"stays"}
+        assert disk.list("topics") == ["stays-0", "stays-1"]
+    assert "no room to note it ([Errno 28] No inodes left on device: 'deleting')" in caplog.text
+    for picture in [*pictures, disk]:
+        async with engine(picture) as running:
+            assert b"stays" in content(running, "stays")
+            if "gone" in running.broker.topics:
+                assert b"gone" in content(running, "gone")
+            else:
+                assert not any("gone" in name for name in picture.list("topics") if segments(picture, f"topics/{name}"))
+
+
+async def test_a_topic_whose_files_cannot_be_removed_is_deleted_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files) as running:
+        await fill(running, "t")
+        files.failing["remove"] = errno.EIO
+        await running.broker.delete_topic("t")
+        assert set(running.broker.topics) == set()
+        files.failing.clear()
+    assert "the files of a deleted topic stay until the next start" in caplog.text
+    async with engine(files) as running:
+        await running.broker.create_topic("t", partitions=2)
+        assert content(running, "t") == b""
 
 
 async def test_a_topic_made_again_never_finds_old_records() -> None:
