@@ -9,8 +9,9 @@
    be called flushed (`written_again.py`). A disk that refuses this refuses the log.
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment, beside the old ones: they get
    their names when they are synced.
-5. The leader epochs are what their file says. Where it is missing (logs of before there were any), the last batch says
-   in which epoch it was written. A stop was clean if the file says so and the log ends where it says.
+5. The leader epochs are what their file says. Where it is missing (logs of before there were any), or an older copy by
+   what it says of the last stop, the last batch says in which epoch it was written. A stop was clean if the file says
+   so and the log ends where it says.
 6. Bytes that had been synced and are missing are `damage`: of a clean stop, below the recovery point, at the log start.
    What is found is used all the same; a replica knows then that it may lack what it had promised to keep. Whoever has
    to know of it after this start, too, is told (`on_damage`) before anything is written that makes it look well.
@@ -31,7 +32,7 @@ from core_log.errors import CorruptBatch
 from core_log.files import Files
 from core_log.flush_job import RecoveryPoint, load_epochs, load_log_start
 from core_log.log_config import LogConfig
-from core_log.replication.epochs import LeaderEpochs
+from core_log.replication.epochs import NOT_CLEAN, LeaderEpochs
 from core_log.segment import RELATIVE_OFFSET_MAX, Segment, scan
 from core_log.segment_index import SegmentIndex, is_plausible
 from core_log.segment_names import SegmentName, effective
@@ -117,6 +118,10 @@ def recover(
         trusted_bytes = 0
     log_start = max(log_start, segments[0].base_offset)
     found = load_epochs(files, directory)
+    if found is not None and NOT_CLEAN < found[1] < next_offset:
+        text = "%s/leader-epochs is from before: a stop at offset %d, and the log ends at %d"
+        logger.warning(text, directory, found[1], next_offset)
+        found = None
     if found is None:
         epochs, clean = _epochs_of_last_batch(files, segments), not bases
     else:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core_log import high_watermarks
 from core_log.errors import BelowHighWatermark, CorruptBatch, LogUnavailable, OffsetOutOfRange
-from core_log.files import FaultyFiles, MemoryFiles
+from core_log.files import FaultyFiles, MemoryFiles, read_file
 from core_log.flush_job import execute
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig
@@ -426,6 +426,28 @@ def test_epochs_are_found_in_the_batches_when_their_file_is_lost() -> None:
     flush(log)
     disk.remove(f"{DIRECTORY}/leader-epochs")
     assert open_replica(disk, log.config).epochs.entries == [(1, 0), (4, 2), (6, 3), (9, 6)]
+
+
+def test_epochs_are_found_in_the_batches_when_their_file_is_an_older_copy(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryFiles()
+    log = open_replica(disk, LogConfig(segment_bytes=200))
+    for offset, epoch in enumerate([1, 1, 4, 6, 6, 6, 9]):
+        log.append_replica(make_batch([b"x" * 50], base_offset=offset, epoch=epoch))
+        if offset == 2:
+            flush(log)
+            log.close()
+            older = read_file(disk, f"{DIRECTORY}/leader-epochs")
+            log = open_replica(disk, log.config)
+    flush(log)
+    log.close()
+    log = open_replica(disk, log.config)
+    assert "from before" not in caplog.text
+    disk.open(f"{DIRECTORY}/leader-epochs").truncate(0)
+    disk.open(f"{DIRECTORY}/leader-epochs").pwritev([older], 0)
+    log = open_replica(disk, log.config)
+    assert log.epochs.entries == [(1, 0), (4, 2), (6, 3), (9, 6)]
+    assert not log.damaged
+    assert "leader-epochs is from before: a stop at offset 3, and the log ends at 7" in caplog.text
 
 
 def test_the_file_of_watermarks() -> None:
