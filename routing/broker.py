@@ -32,6 +32,7 @@ from routing.cluster.cluster import Cluster
 from routing.cluster.homes import Homes
 from routing.cluster.metadata.health import Health, called, names_by_id
 from routing.cluster.topic_logs import TopicLogs
+from routing.cluster.trash import KEPT_MS
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.declaring.control import Control
@@ -97,6 +98,8 @@ class Broker(Turns):
         self.spawn = nursery.start_soon
         self.leased: set[TopicPartition] = set()
         """Partitions that readers have leases of."""
+        self.homes_kept_until_s = 0.0
+        """Until then (trio's time) nothing goes from the logs of homes."""
         self.browsed: dict[tuple[str, str], Leases] = {}
         """Who browses which queues, by virtual host and name (`queue_lag.py`)."""
         self.clock = Clock(wall_clock_ms)
@@ -161,6 +164,7 @@ class Broker(Turns):
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
             self.topology.topic_gone = self._topic_gone
+        self.topology.queue_gone = self._queue_gone
 
     def _begin_services(self, users: Mapping[str, str], wall_clock_ms: Callable[[], int]) -> None:
         """What stands on queues and topics: `open_broker` says what is raised."""
@@ -262,6 +266,17 @@ class Broker(Turns):
             logger.warning("topic '%s' is gone, deleted or lost with etcd's data: its files stay", topic.name)
         else:
             self.spawn(directories.remove_later, self.files, places)
+
+    def _queue_gone(self, queue: Queue) -> None:
+        """A durable queue is deleted, by any broker. Where this one did not see it being deleted what was in it stays
+        for a while: who has the latest state of etcd may put that back.
+        """
+        if self.metadata is not None and self.metadata.reads_anew:
+            self.homes_kept_until_s = trio.current_time() + KEPT_MS / 1000
+            text = (
+                "queue '%s' in vhost '%s' is gone, deleted or lost with etcd's data: what was in it stays for an hour"
+            )
+            logger.warning(text, queue.name, queue.vhost)
 
     def looked(self, looked_bytes: int, sent_bytes: int) -> None:
         """A fetch looked for something in so many bytes, and is answered with so many of them."""

@@ -45,9 +45,11 @@ async def housekeep(broker: Broker) -> None:
         led, transient = broker.topology.led, broker.topology.transient
         for partition in (*led, transient):
             partition.tidy()
+        keeps = trio.current_time() < broker.homes_kept_until_s
         for partition in broker.topology.led:
             broker.checkpoints.take(partition)
-            partition.delete_dead_prefix()
+            if not keeps:
+                partition.delete_dead_prefix()
             warn_of_pinned_bytes(partition)
         broker.refused_messages += shed(transient, config.scratch_bytes_max)
         transient.delete_dead_prefix()
@@ -56,7 +58,7 @@ async def housekeep(broker: Broker) -> None:
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:
             reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000
-            for partition in (*broker.topology.led, transient):
+            for partition in (*(() if keeps else broker.topology.led), transient):
                 give_back(partition)
             broker.lag_rules.due()
         if trio.current_time() >= retention_due or broker.blocked:

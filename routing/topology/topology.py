@@ -77,6 +77,8 @@ class Topology:
         """Has all of a virtual host live by its policies; for those that others have changed."""
         self.topic_gone: Callable[[Topic], None] | None = None
         """Told of a topic that is deleted, whoever did it."""
+        self.queue_gone: Callable[[Queue], None] | None = None
+        """The same of a durable queue, before it goes."""
         self.vhost_made: Callable[[VirtualHost], None] | None = None
         """Called with each that is made from now on."""
         self.place_queue: Callable[[int, Mapping[str, Any]], int] = lambda queue_id, _: queue_id % config.stripes
@@ -336,6 +338,8 @@ class Topology:
         if value is None:
             queue = entry.live or self.vhosts[vhost].queues.get(name)
             if queue is not None and queue.partition.durable is entry.durable:
+                if entry.durable and self.queue_gone is not None:
+                    self.queue_gone(queue)
                 self._drop(self.vhosts[vhost], queue)
             return
         there = self.vhosts[vhost].queues.get(name)

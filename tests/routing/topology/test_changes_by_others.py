@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from core_log.metadata import etcd_store
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.store import Guard, Put
+from routing import housekeeping
 from routing.broker import Broker, open_broker
 from routing.clients import Client
 from routing.config import BrokerConfig
@@ -262,6 +264,49 @@ async def test_each_piece_of_a_large_change_is_made_only_if_what_it_needs_is_the
         key = one.broker.topology.catalog._key(("queue", "/", "q"))
         assert guarded
         assert all(key in keys for keys in guarded)
+
+
+async def test_what_was_in_a_queue_that_etcd_has_lost_stays_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    model = EtcdModel()
+    async with two_brokers(model) as [(one, store), (other, theirs)]:
+        for name in ("deleted", "old"):
+            await one.broker.declare_queue(name, durable=True)
+        await other.broker.delete_queue("deleted")
+        await store.barrier()
+        revision = store.revision
+        await one.broker.declare_queue("new", durable=True)
+        await theirs.barrier()
+        assert one.broker.homes_kept_until_s == 0
+        model.restore(revision)
+        for engine in (one, other):
+            await engine.until(lambda engine=engine: "new" not in engine.broker.topology.queues)  # type: ignore[misc]
+            assert set(engine.broker.topology.queues) == {"old"}
+            assert engine.broker.homes_kept_until_s > trio.current_time() + 3_000
+    assert caplog.text.count("queue 'new' in vhost '/' is gone, deleted or lost with etcd's data") == 2
+    assert "'deleted'" not in caplog.text
+
+
+async def test_nothing_goes_from_homes_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 0
+
+    def counting(*_: object) -> int:
+        nonlocal rounds
+        rounds += 1
+        return 0
+
+    monkeypatch.setattr(housekeeping, "shed", counting)
+    async with engine(MemoryFiles(), housekeeping_interval_ms=1, reclaim_interval_ms=1) as running:
+        broker = running.broker
+        await broker.declare_queue("q", durable=True)
+        await running.client().publish_safely("q", "x" * 100_000)
+        (home,) = (home for home in broker.topology.led if home.log.size_bytes)
+        broker.homes_kept_until_s = math.inf
+        await broker.delete_queue("q")
+        seen = rounds
+        await running.until(lambda: rounds > seen + 3)
+        assert home.log.size_bytes > 100_000
+        broker.homes_kept_until_s = 0
+        await running.until(lambda: home.log.size_bytes < 1_000)
 
 
 def picture(broker: Broker) -> dict[str, Any]:
