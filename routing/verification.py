@@ -120,13 +120,12 @@ def _faults_of_compaction(files: Files, log: Verified) -> Iterator[str]:
 
 
 def _faults_of_checkpoint(files: Files, log: Verified) -> Iterator[str]:
-    def outside(content: bytes) -> str | None:
+    def beyond(content: bytes) -> str | None:
+        # One from before the log start is only of no use any more: what it speaks of was settled, and has gone.
         offset = decode_checkpoint(content).standby.offset
-        if log.log_start_offset <= offset <= log.log_end_offset:
-            return None
-        return f"offset {offset}: the log has {log.log_start_offset} to {log.log_end_offset}"
+        return f"offset {offset}: the log ends at {log.log_end_offset}" if offset > log.log_end_offset else None
 
-    return _faults_in(files, f"{log.directory}/checkpoint", outside)
+    return _faults_in(files, f"{log.directory}/checkpoint", beyond)
 
 
 def _faults_in(files: Files, path: str, wrong: Callable[[bytes], str | None]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import trio
 from core_log.files import OsFiles
 from core_log.read_only import ReadOnlyFiles
 from routing.config import BrokerConfig
+from routing.queues.homes.reclaim import give_back
 from routing.topics.compaction import Compaction
 from routing.topics.offset_store import Committed
 from routing.verification import verify_logs, verify_topology, whose
@@ -100,6 +102,7 @@ def first(directory: Path, pattern: str) -> Path:
         (lambda d: flip(largest(d, "offsets/0/*.log"), 70), "offsets/0/00000000000000000000.log is damaged at"),
         (lambda d: flip(largest(d, "retained/0/*.log"), 70), "retained/0/00000000000000000000.log is damaged at"),
         (lambda d: flip(largest(d, "queues/*/checkpoint"), 20), "/checkpoint is damaged"),
+        (lambda d: os.truncate(largest(d, "queues/*/*.log"), 0), "/checkpoint speaks of offset 102: the log ends at 0"),
         (lambda d: shutil.rmtree(d / "topics" / "t-0"), "topics/t-0 is missing"),
         (lambda d: shutil.rmtree(d / "queues"), "is missing: queue 'q' is there"),
         (lambda d: first(d, "topics/t-0/*.log").unlink(), "missing or damaged"),
@@ -111,6 +114,25 @@ async def test_what_is_damaged_is_named(tmp_path: Path, damage: Callable[[Path],
     damage(directory)
     found = problems(directory)
     assert any(told in problem for problem in found), found
+
+
+async def test_a_checkpoint_of_what_has_gone_since_is_no_fault(tmp_path: Path) -> None:
+    directory, work = tmp_path / "d", tmp_path / "work"
+    for life in range(2):
+        async with engine(OsFiles(work), stripes=1) as one:
+            if not life:
+                await one.queue("q")
+            await one.client().publish_safely("q", "x" * 100_000)
+            await one.drain("q")
+            if life:
+                home = one.home("q")
+                await one.synced()
+                assert give_back(home)
+                with trio.fail_after(10):
+                    while home.log.job is not None or (work / "queues" / "0" / f"{0:020}.log").exists():
+                        await trio.sleep(0.001)
+                shutil.copytree(work, directory)
+    assert problems(directory) == []
 
 
 async def test_what_compaction_leaves_is_whole(tmp_path: Path) -> None:
