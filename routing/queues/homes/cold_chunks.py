@@ -3,7 +3,8 @@
 1. A chunk holds every slab of [first, end) that the log has there. Once one is handed out the next is read ahead.
 2. Few chunks are kept, the oldest goes first.
 3. What the log does not hold where it should is lost and said so, once for each stretch that cannot be read; what the
-   disk refuses now is asked for again.
+   disk refuses now is asked for again. What lies before the log's start was of no use to any queue when it went: who
+   reads ahead, or leads no more, misses nothing of it.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class ColdChunks:
         here = [chunk for chunk in self._chunks if chunk.first <= offset < chunk.end]
         if here:
             # The log was read there and does not hold the message: damage, not a reason to ask for ever.
-            if not here[0].damaged:
+            if not here[0].damaged and not queue.partition.suspended:
                 logger.error("offset %d of %s cannot be read: message lost", offset, self._log.directory)
             skip_unreadable(queue, known_by)
             return
@@ -152,6 +153,8 @@ class ColdChunks:
                     batches = await log.read_cold(offset, self._config.cold_read_bytes, unsynced=True)
                     return self._decode(offset, batches)
                 except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
+                    if offset < log.log_start_offset:
+                        return ColdChunk(offset, log.log_start_offset, [])
                     if not log.is_whole_elsewhere:
                         return await self._damaged(offset, error)
                     if not waited:
