@@ -101,10 +101,11 @@ def read_file(files: Files, path: str, size: int | None = None) -> bytes:
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("_descriptor",)
+    __slots__ = ("_descriptor", "_path")
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
+        self._path = path
 
     def pwritev(self, buffers: Sequence[BytesLike], position: int) -> int:
         """See `File`."""
@@ -131,15 +132,19 @@ class OsFile:
         return len(data)
 
     def pread(self, size: int, position: int) -> bytes:
-        """See `File`."""
-        data = os.pread(self._descriptor, size, position)
-        if len(data) == size or not data:
-            return data
-        parts = [data]
-        got = len(data)
-        while got < size and (data := os.pread(self._descriptor, size - got, position + got)):
-            parts.append(data)
-            got += len(data)
+        """See `File`. What cannot be read is named: else nobody would know which file it was."""
+        try:
+            data = os.pread(self._descriptor, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size and (data := os.pread(self._descriptor, size - got, position + got)):
+                parts.append(data)
+                got += len(data)
+        except OSError as error:
+            error.filename = self._path
+            raise
         return b"".join(parts)
 
     def sync(self) -> None:
@@ -185,8 +190,9 @@ class OsFiles:
     def open(self, path: str, *, create: bool = True) -> OsFile:
         """See `Files`."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        place = self._path(path)
         try:
-            return OsFile(os.open(self._path(path), flags, 0o644))
+            return OsFile(os.open(place, flags, 0o644), place)
         except OSError as error:
             self._require_inodes(error)
             raise

@@ -37,7 +37,7 @@ class _ReadOnlyFile(OsFile):
     __slots__ = ("_node",)
 
     def __init__(self, node: _Node) -> None:
-        super().__init__(os.open(node.path, os.O_RDONLY | os.O_CLOEXEC) if node.path else -1)
+        super().__init__(os.open(node.path, os.O_RDONLY | os.O_CLOEXEC) if node.path else -1, node.path)
         self._node = node
 
     def pwritev(self, buffers: Sequence[BytesLike], position: int) -> int:

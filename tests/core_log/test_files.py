@@ -183,3 +183,16 @@ def test_a_disk_without_inodes_says_so(tmp_path: Path, monkeypatch: pytest.Monke
                 assert type(refused.value) is what
                 assert refused.value.errno == errno.ENOSPC
                 assert (refused.value.strerror == "No inodes left on device") == (left == 0)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = OsFiles(tmp_path).open("x")
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", refuse)
+        with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error: '.*/x'"):
+            file.pread(10, 0)
+    file.close()
