@@ -1,7 +1,7 @@
 """The high watermarks of a data directory's replicated logs, in one small file.
 
-Saved every few seconds and when all is closed, so that readers need not wait after a start until the leader has heard
-from its followers. What is in it may be old; nothing is ever cut by it.
+Saved at a start, every few seconds and when all is closed, so that readers need not wait after a start until the leader
+has heard from its followers. What is in it may be old; nothing is ever cut by it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ def save(files: Files, directory: str, offsets: dict[str, int]) -> None:
 
 def load(files: Files, directory: str) -> dict[str, int]:
     """What was saved last; nothing when there is none or it is damaged (which is logged)."""
+    return find(files, directory) or {}
+
+
+def find(files: Files, directory: str) -> dict[str, int] | None:
+    """The same; None when there is none, or a damaged one."""
     data = checkpoint.load(files, f"{directory}/{FILE_NAME}" if directory else FILE_NAME)
     try:
-        return {} if data is None else msgspec.msgpack.decode(data, type=dict[str, int])
+        return None if data is None else msgspec.msgpack.decode(data, type=dict[str, int])
     except msgspec.MsgspecError as error:
         logger.warning("%s is ignored: %s", FILE_NAME, error)
-        return {}
+        return None

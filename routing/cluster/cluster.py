@@ -30,6 +30,7 @@ from core_log.replication.moves import successor
 from core_log.replication.replica import Replica
 from core_log.replication.state import LOGS, LogState
 from core_log.threads import in_thread
+from routing.cluster.metadata import age
 from routing.cluster.metadata.counters import Counters
 from routing.cluster.metadata.elections import Elections, broker_states
 from routing.cluster.metadata.log_names import directory_of
@@ -105,7 +106,12 @@ class Cluster:
         self._spawn = spawn
         self._want_turn = want_turn
         self._wall_clock_ms = wall_clock_ms
-        self._saved = high_watermarks.load(files, "")
+        saved = high_watermarks.find(files, "")
+        self._saved = saved or {}
+        self._forgot = saved is None and files.exists(age.PATH)
+        """Which logs there should be is not known from the directory: the metadata have to say it."""
+        if self._forgot:
+            logger.warning("%s is gone: a log in sync here that has no directory is lost", high_watermarks.FILE_NAME)
         self._trust = Trust(files, self.members.record.boot)
         self.replicas = Replicas(clock=self._clock, spawn=spawn, want_turn=want_turn, flusher=flusher)
         self.replicas.assumed = self._look
@@ -147,7 +153,7 @@ class Cluster:
         watermark, synced = self._saved.get(name, 0), settings.fsync == "commit"
         self._unopened[name] = synced
         damaged = {*self.lost, name}
-        if name in self._saved and not self._files.exists(directory):
+        if self._was_here(name) and not self._files.exists(directory):
             self._trust.note(damaged)  # once it is made again nobody can see that it was gone
         log = ReplicaLog.open_replica(
             self._files,
@@ -167,6 +173,13 @@ class Cluster:
         del self._unopened[name]
         self.states.add(replica)
         return log
+
+    def _was_here(self, name: str) -> bool:
+        """Whether an earlier process may have reported something of a log that is being opened."""
+        state = self.state_of(name) if self._forgot else None
+        return name in self._saved or (
+            state is not None and any(one == self.broker_id for one, _ in (*state.isr, *state.elr))
+        )
 
     @property
     def lost(self) -> list[str]:
@@ -199,6 +212,8 @@ class Cluster:
                 self._unopened.setdefault(name, False)
         lost = [name for name in self.unopened if self._trust.is_lost(name, synced=self._unopened[name])]
         self._trust.begun({*self.lost, *lost})
+        self._forgot = False
+        self._save_watermarks()
 
     def note_lost(self) -> list[str]:
         """`lost`, after it was written down. Blocks where it has changed. Raises OSError."""

@@ -1,8 +1,8 @@
 """Which replicas of a data directory may lack what an earlier process reported of them: `lost-replicas`.
 
 1. A replica is lost when its log was found damaged, when it ends below the high watermark that was saved, when one was
-   saved (be it 0) and its directory is gone, and, unless its reports were of synced bytes (`fsync = "commit"`), when
-   the machine went down while a broker ran.
+   saved (be it 0) and its directory is gone (or nobody knows of which it was saved, and the metadata have it in sync),
+   and, unless its reports were of synced bytes (`fsync = "commit"`), when the machine went down while a broker ran.
 2. It stays lost, across restarts, until the metadata names this process in the log's ISR: the second start finds
    nothing wrong with a log any more.
 3. Of a directory that is an older copy every replica is lost (`distrust`): see `age.py`.

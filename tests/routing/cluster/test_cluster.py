@@ -15,6 +15,7 @@ from core_log.log_config import LogConfig
 from core_log.replication.state import LogState, encode, log_key
 from routing.broker import open_broker
 from routing.cluster.cluster import Cluster
+from routing.cluster.metadata.age import Age, save_age
 from routing.cluster.metadata.elections import Elections
 from routing.cluster.metadata.trust import Trust
 from tests.routing.cluster.metadata.test_elections import start
@@ -114,6 +115,33 @@ async def test_a_log_that_could_not_be_opened_may_turn_out_to_be_lost() -> None:
             part.begun()
             part.open_log(LOG, DIRECTORY, LogConfig())
             assert (part.lost, part.unopened) == ([LOG], [])
+        one.kill()
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "there"])
+@pytest.mark.parametrize("known", ["in the ISR", "in the ELR", "away"])
+async def test_a_log_without_a_directory_is_lost_where_its_watermark_is_too(how: str, known: str) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        files = MemoryFiles()
+        high_watermarks.save(files, "", {})
+        one, elections = await start_again(nursery, model, files)
+        save_age(files, Age(1, "token"))
+        isr, elr = ((2, 7), (1, 7)) if known == "in the ISR" else ((2, 7),), ((1, 7),) if known == "in the ELR" else ()
+        state = LogState(replicas=(1, 2), isr=isr, elr=elr)
+        await one.store.change([], [(log_key(b"", LOG), encode(state))])
+        if how == "gone":
+            files.remove(high_watermarks.FILE_NAME)
+        elif how == "damaged":
+            files.open(high_watermarks.FILE_NAME).truncate(1)
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+            part.open_log(LOG, DIRECTORY, LogConfig())
+            part.begun()
+            assert part.lost == ([LOG] if how != "there" and known != "away" else [])
+            assert LOG in high_watermarks.load(files, ""), "it is there before anybody is told that the broker is"
+            part.open_log("new", "topics/new", LogConfig())
+            assert "new" not in part.lost
         one.kill()
 
 
