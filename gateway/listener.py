@@ -5,13 +5,17 @@
 2. All waiting clients are accepted at once, up to `_ACCEPT_AT_ONCE`. One above `connections_max` is closed at once.
 3. With TLS, a WebSocket or a proxy in front a client counts from the first byte on, but is a connection only when the
    handshakes are complete. One that is answered in HTTP never is, and counts until it is answered.
-4. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue.
+4. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue. Of few some are
+   kept from clients: logs and links to other brokers need them, and what is confirmed must not hang on who is idle.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
+import os
+import resource
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -34,6 +38,10 @@ _PAUSE_S = 0.1
 AnswerHttp = Callable[[socket.socket, TlsLayer | None, str, str | None], Awaitable[None]]
 """Answers a request: from a client's socket, its address, what its certificate calls it. Raises Refused, PeerGone."""
 _KERNEL_QUEUE = 4096
+_KEPT_PART = 8
+"""No more than such a part of the process's descriptors is kept from clients,"""
+_KEPT_MAX = 64
+"""and no more than so many."""
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -65,6 +73,10 @@ class Listener:
         self._proxies = proxies
         self._short = False
         """It could not accept for want of descriptors, which was said."""
+        self._taken = 0
+        """The descriptor that came last: all below it were taken then."""
+        self.keeps_some = True
+        """Rule 4 is for its clients, too."""
 
     @property
     def address(self) -> str:
@@ -91,9 +103,15 @@ class Listener:
                 await trio.lowlevel.wait_readable(self._socket)
             except trio.ClosedResourceError:
                 break
-            for _ in range(_ACCEPT_AT_ONCE):
+            taken_max = self._taken_max()
+            for number in range(_ACCEPT_AT_ONCE):
                 try:
+                    if self._taken >= taken_max:
+                        if number:
+                            break  # whether somebody else waits is not known
+                        self._require_free(taken_max)
                     client, address = self._socket.accept()
+                    self._taken = client.fileno()
                 except BlockingIOError:
                     break
                 except OSError as error:
@@ -108,6 +126,20 @@ class Listener:
                     self._short = False
                     log.warning("accepts again", door=self.door)
                 self._welcome(client, address, shell, make_adapter, spawn)
+
+    def _taken_max(self) -> float:
+        """The first descriptor that is kept from clients."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if not self.keeps_some or limit == resource.RLIM_INFINITY:
+            return math.inf
+        return limit - min(_KEPT_MAX, limit // _KEPT_PART)
+
+    def _require_free(self, taken_max: float) -> None:
+        """Look for a descriptor that is not kept. Raises OSError."""
+        self._taken = os.dup(self._socket.fileno())  # the kernel gives the lowest that is free
+        os.close(self._taken)
+        if self._taken >= taken_max:
+            raise OSError(errno.EMFILE, "too many connections for the open files that this process may have")
 
     def _welcome(
         self,

@@ -114,6 +114,7 @@ async def join(config: Config, listeners: Iterable[Listener]) -> AsyncIterator[M
     assert address is not None
     certificates = PeerCertificates(config.peer_tls) if config.peer_tls.cert else None
     listener = open_listener(DOOR, *address, certificates)
+    listener.keeps_some = False
     try:
         trusted = bool(config.peer.secret) or certificates is not None
         addresses = advertised(config.cluster, [*listeners, listener], trusted=trusted)

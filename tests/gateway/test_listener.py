@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import resource
 import socket
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
@@ -32,3 +36,33 @@ async def test_clients_wait_while_there_are_no_descriptors_left(monkeypatch: pyt
         async with trio.SocketStream(client) as stream:
             await stream.send_all(b"in")
             assert await receive_exactly(stream, 2) == b"in"
+
+
+async def test_some_descriptors_are_kept_from_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.listener._PAUSE_S", 0.001)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with open_door() as door, AsyncExitStack() as clients:
+        gc.collect()
+        limit = max(lowest_free() + 40, 80)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+        try:
+            with capture_logs() as said:
+                while not said:
+                    client = trio.SocketStream(trio.socket.socket())
+                    clients.push_async_callback(client.aclose)
+                    await client.socket.connect(("127.0.0.1", door.listener.port))
+                    await client.send_all(b"in")
+                    with trio.move_on_after(0.05):
+                        assert await receive_exactly(client, 2) == b"in"
+            assert said[0]["event"] == "cannot accept"
+            assert limit - min(64, limit // 8) <= lowest_free() < limit - 5, "and logs still get theirs"
+            door.listener.keeps_some = False
+            assert await receive_exactly(client, 2) == b"in", "a link to another broker does, too"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def lowest_free() -> int:
+    free = os.dup(0)
+    os.close(free)
+    return free
