@@ -6,13 +6,14 @@ this broker alone, so that nothing of them is ever written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgpack
 import trio
 
 from core_log.errors import Conflict
-from core_log.metadata.store import Guard, MetadataStore
+from core_log.metadata.store import Guard, MetadataEntry, MetadataStore
 
 NEXT_QUEUE_ID: bytes = msgpack.packb(["next-queue-id"])
 """The key of a single broker's, """
@@ -68,10 +69,13 @@ class OwnQueueIds:
 
 
 class SharedQueueIds:
-    """Those of a cluster: each broker takes a block at a time."""
+    """Those of a cluster: each broker takes a block at a time. One that was taken is not taken again where etcd is put
+    back to an earlier state: logs name its queues.
+    """
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        store.listeners.append(self._applied)
         self._next = self._end = self._skipped = 0
         self._transient = 0
         self._reserving = trio.Lock()
@@ -84,13 +88,19 @@ class SharedQueueIds:
     async def _reserve(self) -> None:
         while self._next >= self._end:
             entry = self._store.get(QUEUE_ID_BLOCKS)
-            first = max(_number(entry.value) if entry is not None else 1, self._skipped + 1)
+            self.skip(_number(entry.value) - 1 if entry is not None else 0)
+            first = self._skipped + 1
             guard = Guard(QUEUE_ID_BLOCKS, entry.mod_revision if entry is not None else 0)
             try:
                 await self._store.change([guard], [(QUEUE_ID_BLOCKS, msgpack.packb(first + BLOCK_IDS))])
             except Conflict:
                 continue
             self._next, self._end = first, first + BLOCK_IDS
+
+    def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
+        for entry in entries:
+            if entry.key == QUEUE_ID_BLOCKS and entry.value is not None:
+                self.skip(_number(entry.value) - 1)
 
     def new(self, *, durable: bool) -> int:
         """See `QueueIds`."""

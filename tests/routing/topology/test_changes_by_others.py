@@ -286,6 +286,22 @@ async def test_what_was_in_a_queue_that_etcd_has_lost_stays_for_a_while(caplog: 
     assert "'deleted'" not in caplog.text
 
 
+async def test_ids_of_queues_that_etcd_has_lost_are_not_given_again() -> None:
+    model = EtcdModel()
+    async with two_brokers(model) as [(one, store), (other, theirs)]:
+        for broker, shared in ((one.broker, store), (other.broker, theirs)):
+            broker.topology.catalog.ids = queue_ids.SharedQueueIds(shared)
+        await store.barrier()
+        revision = store.revision
+        await one.broker.declare_queue("lost", durable=True)
+        lost = one.broker.topology.queues["lost"].id
+        await theirs.barrier()
+        model.restore(revision)
+        await other.until(lambda: "lost" not in other.broker.topology.queues)
+        await other.broker.declare_queue("new", durable=True)
+        assert other.broker.topology.queues["new"].id > lost
+
+
 async def test_nothing_goes_from_homes_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = 0
 
