@@ -29,6 +29,7 @@ from core_log import checkpoint, transaction_index
 from core_log.files import BytesLike, File, Files
 from core_log.replacement import Replacement
 from core_log.replication.epochs import LeaderEpochs
+from core_log.room_ahead import give_back, lacks_room, make_room
 from core_log.segment import Segment
 
 if TYPE_CHECKING:
@@ -201,6 +202,10 @@ class FlushJob:
             and all(write.segment is self.active and write.closing is None for write in self.writes)
         )
 
+    def lacks_room(self) -> bool:
+        """Whether its file is made longer before it is written, which is nothing for the event loop."""
+        return self.sync and lacks_room(self.active, self.log.config, self.size, self.active_bytes)
+
     def synced(self) -> None:
         """What is written so far is durable."""
         for write in (*self.written_before, *self.writes):
@@ -222,6 +227,8 @@ def execute(job: FlushJob) -> None:
         for write in job.writes:
             if not (write.durable or write.segment.deleted):
                 _write(job, write)
+        if job.clean_epochs is not None:
+            give_back(job.active, job.active.writable(files), job.active_bytes)
         if job.sync:
             job.active.writable(files).sync()
             job.synced()
@@ -254,6 +261,9 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
     segment = write.segment
     file = segment.writable(job.files)
     if write.buffers:
+        end = write.position + write.size
+        if job.sync and write.closing is None and lacks_room(segment, job.log.config, write.size, end):
+            make_room(segment, job.log.config, file, end)
         try:
             file.pwritev(write.buffers, write.position)
         except OSError:
@@ -261,6 +271,7 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
             raise
     if write.closing is None:
         return
+    give_back(segment, file, write.position + write.size)
     if job.aside:
         point = RecoveryPoint.load(job.files, job.directory) or RecoveryPoint.at_start_of(segment.base_offset)
         point._replace(early=write.closing.segment_base).save(job.files, job.directory)
@@ -278,6 +289,7 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
 def _cut_torn_tail(file: File, write: SegmentWrite) -> None:
     try:
         file.truncate(max(write.position, write.segment.written_bytes))
+        write.segment.room_end = 0
     except OSError:
         pass  # the disk refuses this, too: a restart would cut the tail, and the next attempt writes over it
 

@@ -42,6 +42,10 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Written bytes kept in memory while nobody asks for a sync; beyond it the log syncs by itself (but "never")."""
     recovery_bytes: int = 64 << 20
     """After this many synced bytes the recovery point moves: besides the unsynced a start scans no more."""
+    room_syncs_min: int = 32
+    """After so many syncs in a row of little a file is given room ahead (`core_log/room_ahead.py`), -1: never."""
+    room_bytes_min: int = 64 << 10
+    """So much, or as much as it has."""
     cleanup_policy: Literal["delete", "compact", "compact,delete"] = "delete"
     """What goes: what is too old or too much, what a later record of the same key stands for, or both."""
     delete_retention_ms: int = 86_400_000

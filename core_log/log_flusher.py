@@ -239,7 +239,7 @@ class LogFlusher:
         kernel, began = self._kernel, time.perf_counter()
         if kernel is None or not self.writes_here or began < self._no_writes_before or not job.is_plain():
             return False
-        if began - kernel.waits_since() > _SLOW_SYNC_S:
+        if began - kernel.waits_since() > _SLOW_SYNC_S or job.lacks_room():
             return False
         file = job.active.writable(job.files)
         descriptor = file.for_kernel()

@@ -18,6 +18,7 @@
 7. Segments below the saved log start are left-overs of an interrupted deletion and go, and so do those that a compacted
    one stands for (`segment_names.py`). A compacted segment is never the active one: its end is in its name, since the
    last batches before that may be gone.
+8. Zeros at the end of the last segment are room that nobody has written to (`room_ahead.py`), and go without a word.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from core_log.files import Files
 from core_log.flush_job import RecoveryPoint, load_epochs, load_log_start
 from core_log.log_config import LogConfig
 from core_log.replication.epochs import NOT_CLEAN, LeaderEpochs
+from core_log.room_ahead import is_room
 from core_log.segment import RELATIVE_OFFSET_MAX, Segment, scan
 from core_log.segment_index import SegmentIndex, is_plausible
 from core_log.segment_names import SegmentName, effective
@@ -57,6 +59,8 @@ class RecoveredLog:
     """There is a file that says where the last stop was."""
     damaged: bool
     """See rule 6."""
+    room_bytes: int
+    """See rule 8."""
 
 
 def recover(
@@ -74,6 +78,7 @@ def recover(
     segments: list[Segment] = []
     next_offset = log_start
     scanned = cut = False
+    room_bytes = 0
     scanned_to: int | None = None
     """Where the segment before, if it was scanned, ends."""
     damaged = _lacks_files(directory, bases, log_start, point)
@@ -93,7 +98,8 @@ def recover(
                 damaged = _rebuild_index(files, segment, on_damage) or damaged
             continue
         synced = point if base == trusted_below else None
-        trusted_bytes, end, cut = _recover_segment(files, segment, synced, config, now_ms)
+        is_last = name is names[-1]
+        trusted_bytes, end, cut, room_bytes = _recover_segment(files, segment, synced, config, now_ms, is_last=is_last)
         damaged = damaged or bool(synced and segment.size < synced.position)
         scanned_to = end
         next_offset = max(next_offset, end, name.end)
@@ -127,7 +133,9 @@ def recover(
     else:
         epochs, clean = found[0], found[1] == next_offset
         damaged = damaged or found[1] > next_offset
-    return RecoveredLog(segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None, damaged)
+    return RecoveredLog(
+        segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None, damaged, room_bytes
+    )
 
 
 def _epochs_of_last_batch(files: Files, segments: list[Segment]) -> LeaderEpochs:
@@ -197,9 +205,9 @@ def _segment_names(files: Files, directory: str) -> list[SegmentName]:
 
 
 def _recover_segment(
-    files: Files, segment: Segment, point: RecoveryPoint | None, config: LogConfig, now_ms: int
-) -> tuple[int, int, bool]:
-    """Scan a segment from the recovery point in it or from its start; (bytes trusted, next offset, was it cut)."""
+    files: Files, segment: Segment, point: RecoveryPoint | None, config: LogConfig, now_ms: int, *, is_last: bool
+) -> tuple[int, int, bool, int]:
+    """Scan a segment from the recovery point in it or from its start; (bytes trusted, next offset, is it cut, room)."""
     path = segment.log_path
     file = segment.writable(files)
     file_bytes = files.size(path)
@@ -216,7 +224,7 @@ def _recover_segment(
             segment.created_ms = point.created_ms
         else:
             logger.warning("%s: index files are missing or too short, rebuilding", segment.stem)
-    cut = False
+    cut, room_bytes = False, 0
     trusted_bytes = segment.size
     synced_bytes = point.position if point is not None and point.position <= file_bytes else 0
     again = WrittenAgain(file, path, synced_bytes if config.fsync != "never" else file_bytes)
@@ -229,13 +237,16 @@ def _recover_segment(
             segment.note(place.base_offset, place.next_offset, place.size, place.max_timestamp_ms)
             next_offset = place.next_offset
     except CorruptBatch as error:
-        logger.error("cutting the log, %d bytes of the segment are dropped: %s", file_bytes - segment.size, error)
+        if is_last and is_room(file, segment.size, file_bytes):
+            room_bytes = file_bytes - segment.size
+        else:
+            cut = True
+            logger.error("cutting the log, %d bytes of the segment are dropped: %s", file_bytes - segment.size, error)
         file.truncate(segment.size)
-        cut = True
     segment.written_bytes = segment.size
     if cut or segment.size > trusted_bytes:
         again.finish(segment.size)
-    return trusted_bytes, next_offset, cut
+    return trusted_bytes, next_offset, cut, room_bytes
 
 
 def _rebuild_index(files: Files, segment: Segment, on_damage: Callable[[], None]) -> bool:

@@ -137,6 +137,7 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
             segment.close_file()
             segment.remove(files)
     file.truncate(cut.position)
+    keep.room_end = 0
     file.sync()
     _forget_compaction(log, keep)
     files.sync_directory(log.directory)

@@ -53,7 +53,12 @@ logger = logging.getLogger(__name__)
 STORE_BATCH_BYTES_MAX = LogConfig().message_bytes_max
 """The largest batch of a keyed store."""
 _STORE = LogConfig(
-    fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0, message_bytes_max=STORE_BATCH_BYTES_MAX
+    fsync="commit",
+    retention_ms=-1,
+    retention_bytes=-1,
+    tail_cache_bytes=0,
+    message_bytes_max=STORE_BATCH_BYTES_MAX,
+    room_syncs_min=-1,
 )
 _REPLICA_CACHE_BYTES = 1 << 20
 """Of group offsets, for followers."""

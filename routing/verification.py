@@ -102,7 +102,7 @@ def _verify(files: Files, directory: str, *, is_store: bool = False) -> Verified
     problems += log.verify()
     for segment in log.segments:
         segment.close_file()
-    cut = before - _log_bytes(files, directory)
+    cut = before - _log_bytes(files, directory) - log.room_bytes
     return Verified(directory, log.log_start_offset, log.log_end_offset, log.size_bytes, cut, problems)
 
 

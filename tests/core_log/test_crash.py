@@ -34,6 +34,8 @@ class World:
             tail_cache_bytes=self.dice.choice([0, 500, 10_000]),
             fsync=self.dice.choice(["commit", "commit", "interval", "never"]),
             recovery_bytes=self.dice.choice([1, 300, 5000]),
+            room_syncs_min=self.dice.choice([0, 3, 1000]),
+            room_bytes_min=self.dice.choice([50, 1000]),
             unsynced_bytes_max=self.dice.choice([100, 1000, 1 << 20]),
         )
         self.rows: list[tuple[int, bytes | None]] = []

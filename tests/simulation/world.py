@@ -50,6 +50,7 @@ class World:
             round_max_s=rounds.choice([0.0, 0.0, 0.01, 0.1]),
             round_bytes_max=rounds.choice([500, 256 << 10]),
         )
+        room = random.Random(f"room {seed}")
         fsync = dice.choice(["commit"] * 7 + ["interval", "never"])
         self.min_insync = dice.choice([2, 2, 2, 1])
         self.logs = {
@@ -58,6 +59,8 @@ class World:
                 segment_bytes=dice.choice([500, 3000, 100_000]),
                 tail_cache_bytes=dice.choice([0, 1000, 100_000]),
                 recovery_bytes=dice.choice([1, 1000, 100_000]),
+                room_syncs_min=room.choice([0, 3, 1000]),
+                room_bytes_min=room.choice([100, 1000]),
             )
             for name in ("x", "y")[: dice.choice([1, 1, 2])]
         }

@@ -75,7 +75,7 @@ class Work(NamedTuple):
 def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
     """What there is to do. Reads the catalog; blocks. Raises CorruptBatch, OSError, InvalidArgument."""
     flusher = LogFlusher(retry_interval_s=1, unflushed_bytes_max=1)
-    config = LogConfig(retention_ms=-1, tail_cache_bytes=0)
+    config = LogConfig(retention_ms=-1, tail_cache_bytes=0, room_syncs_min=-1)
     log = PartitionLog.open(files, _CATALOG, config, flusher, wall_clock_ms=lambda: 0)
     try:
         store = KeyedStore(log)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from core_log.batch_header import HEADER_BYTES
 from core_log.errors import CorruptBatch
 from core_log.files import MemoryFiles
 from core_log.record_batch import BatchBuilder, BatchHeader, decode_runs, parse_header
@@ -135,7 +136,7 @@ def logs(files: MemoryFiles) -> Iterator[str]:
 
 def batches(files: MemoryFiles, path: str) -> list[tuple[BatchHeader, bytes]]:
     data, at, found = bytes(files.open(path).pread(files.size(path), 0)), 0, []
-    while at < len(data):
+    while any(data[at : at + HEADER_BYTES]):  # behind the last there may be room
         header = parse_header(data, at)
         found.append((header, data[at : at + header.size]))
         at += header.size

@@ -1,0 +1,60 @@
+"""Room that a segment's file is given before there is anything to write there.
+
+1. A file that grows by a little with each sync costs the file system a change of its own journal each time, which the
+   sync waits for. So a segment that is synced again and again with little to write is made longer at once, by as much
+   as it has, between `room_bytes_min` and `ROOM_BYTES_MAX`. What is behind its last batch reads as zeros. Large writes
+   between the small ones gain nothing by it, and would use up the room at once: there is none then.
+2. The file gets its length back before the next segment has a byte, when a log is cut, and at a clean stop. After
+   another stop recovery finds the zeros, which are no batch, and takes them off (`recovery.py`, rule 8).
+3. It is only for speed: a disk that refuses it is not asked again for that segment.
+4. Small stores (`keyed_store.py`) have none: `damage.py` tells damage from a torn tail by the zeros in it.
+"""
+
+from __future__ import annotations
+
+from core_log.files import File
+from core_log.log_config import LogConfig
+from core_log.segment import Segment
+
+ROOM_BYTES_MAX = 1 << 20
+_SMALL_BYTES = 16 << 10
+_LOOK_BYTES = 1 << 20
+
+
+def lacks_room(segment: Segment, config: LogConfig, write_bytes: int, end: int) -> bool:
+    """Whether a write of so much up to `end`, which is synced, is to be given room before."""
+    if write_bytes > _SMALL_BYTES:
+        segment.small_syncs = min(segment.small_syncs, 0)
+        return False
+    if end <= segment.room_end:
+        return False
+    segment.small_syncs += 1
+    return segment.small_syncs > config.room_syncs_min >= 0
+
+
+def make_room(segment: Segment, config: LogConfig, file: File, end: int) -> None:
+    """Have the file hold what follows `end`, too."""
+    room_end = end + min(max(end, config.room_bytes_min), ROOM_BYTES_MAX)
+    try:
+        file.allocate(room_end)
+    except OSError:
+        segment.small_syncs = -1 << 62
+    else:
+        segment.room_end = room_end
+
+
+def give_back(segment: Segment, file: File, end: int) -> None:
+    """The file ends at `end` now. Raises OSError."""
+    if segment.room_end > end:
+        file.truncate(end)
+    segment.room_end = 0
+
+
+def is_room(file: File, start: int, end: int) -> bool:
+    """Whether [start, end) of a file is zeros, which nobody wrote. Raises OSError."""
+    while start < end:
+        data = file.pread(min(_LOOK_BYTES, end - start), start)
+        if not data or data.count(0) < len(data):
+            return False
+        start += len(data)
+    return True
