@@ -34,7 +34,7 @@ from core_log.errors import BatchTooLarge, Conflict, MetadataLost, MetadataUnava
 from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
 from core_log.metadata.etcd_wire import EtcdError
-from core_log.metadata.joined_changes import JoinedChanges
+from core_log.metadata.joined_changes import JoinedChanges, Unanswered
 from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
 
 logger = logging.getLogger(__name__)
@@ -212,9 +212,11 @@ class EtcdStore:
                 if not error.may_have_happened:
                     raise _refusal(error) from error
                 problem, unsure = error, True
-            if trio.current_time() >= until or (unsure and not repeatable):
+            is_over = trio.current_time() >= until
+            if is_over or (unsure and not repeatable):
                 perhaps = "; the change may have been made" if unsure else ""
-                raise MetadataUnavailable(f"etcd does not answer: {problem}{perhaps}") from problem
+                kind = Unanswered if is_over else MetadataUnavailable
+                raise kind(f"etcd does not answer: {problem}{perhaps}") from problem
             await trio.sleep(PAUSE_S)
         if answer.succeeded:
             await self.caught_up(answer.revision)

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from core_log.errors import Conflict, MetadataUnavailable
-from core_log.metadata.joined_changes import BYTES_MAX, SENDING_MAX, JoinedChanges
+from core_log.metadata.joined_changes import BYTES_MAX, SENDING_MAX, JoinedChanges, Unanswered
 from core_log.metadata.store import Guard, Put
 from tests.core_log.metadata.test_etcd_store import running, store_of
 from tests.simulation.etcd_model import EtcdModel
@@ -127,6 +127,29 @@ async def test_all_are_told_when_there_is_no_answer(autojump_clock: MockClock) -
     assert all(isinstance(one, MetadataUnavailable) for one in found)
     sent.unavailable = False
     assert await all_at_once(changes, *(new(f"k{n}") for n in range(9))) == [4, 5, *[6] * 7]
+
+
+@pytest.mark.parametrize("refused", [set[bytes](), {b"k"}])
+async def test_hundreds_do_not_wait_for_an_answer_one_after_the_other(
+    autojump_clock: MockClock, refused: set[bytes]
+) -> None:
+    """Those that cannot be joined, as all of them put the same key, and those that were and are made alone."""
+    sent = Sent()
+    sent.refuse = refused
+
+    async def fail(guards: list[Guard], puts: list[Put]) -> int:
+        if len(puts) == 1 or not refused:
+            await trio.sleep(5)
+            raise Unanswered("nobody answers")
+        return await sent.send(guards, puts)
+
+    changes = JoinedChanges(fail, 127)
+    wanted = [new(f"k{n}" if refused else "k") for n in range(300)]
+    if refused:
+        wanted[7] = new("k")
+    found = await all_at_once(changes, *wanted)
+    assert all(isinstance(one, Unanswered) for one in found)
+    assert trio.current_time() < 17
 
 
 async def test_many_new_keys_are_few_transactions_of_etcd(autojump_clock: MockClock) -> None:
