@@ -32,6 +32,8 @@ _RESERVE_SHARE = 16
 """Of a small disk no more than this part is kept as reserve."""
 _SMALL_FILES_BYTES = 512 << 10
 """Room for what a job writes besides batches: indexes, recovery point, names; and for a start."""
+_ROOM_AHEAD_BYTES = 256 << 20
+"""With less than that free segments get no room ahead (`room_ahead.py`)."""
 _MEASURE_BYTES = 4 << 20
 _NO_LIMIT = 1 << 62
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -122,12 +124,13 @@ class DiskSpace:
         if self.misplaced:
             job.error, job.finished = OSError(errno.ESTALE, "the data directory is not where it was"), True
             return
+        job.may_take_room = not self.total_bytes or self.free_bytes >= _ROOM_AHEAD_BYTES
         execute(job)
         try:
             if job.error is not None and _wants_bytes(job.error):
                 size = sum(write.size for write in job.writes if not write.durable)
                 if self.give_back(size + _SMALL_FILES_BYTES):
-                    job.error, job.finished = None, False
+                    job.error, job.finished, job.may_take_room = None, False, False
                     execute(job)
         except OSError as error:
             logger.warning("the reserve cannot be given back: %s", error)
@@ -137,8 +140,8 @@ class DiskSpace:
         """A job took its room; measured when much was taken, or something has changed besides."""
         if not self.total_bytes:
             return
-        self.free_bytes -= job.size
-        self._unmeasured_bytes += job.size
+        self.free_bytes -= job.size + job.room_bytes
+        self._unmeasured_bytes += job.size + job.room_bytes
         if job.error is not None or job.removals or self._unmeasured_bytes >= _MEASURE_BYTES:
             try:
                 self.measure()

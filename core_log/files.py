@@ -42,8 +42,11 @@ class File(Protocol):
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
 
-    def allocate(self, size: int) -> None:
-        """Make the file `size` bytes long, and have the disk set aside room for all of them."""
+    def allocate(self, size: int, start: int = 0) -> None:
+        """Make the file `size` bytes long, and have the disk set aside room for all from `start` on.
+
+        A disk that refuses this may have made it longer all the same.
+        """
 
     def close(self) -> None:
         """Give the handle back. Does not sync."""
@@ -159,9 +162,9 @@ class OsFile:
         """See `File`."""
         os.ftruncate(self._descriptor, size)
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size: int, start: int = 0) -> None:
         """See `File`."""
-        os.posix_fallocate(self._descriptor, 0, size)
+        os.posix_fallocate(self._descriptor, start, size - start)
 
     def close(self) -> None:
         """See `File`."""
@@ -201,7 +204,7 @@ class OsFiles:
         """Something cannot be made. Raises NoInodes where that is why."""
         if error.errno == errno.ENOSPC:
             found = os.statvfs(self._root)
-            if found.f_files and not found.f_favail:
+            if found.f_files and not found.f_favail and found.f_bavail:  # where both are counted by the same bytes
                 raise NoInodes(errno.ENOSPC, "No inodes left on device", error.filename) from None
 
     def exists(self, path: str) -> bool:

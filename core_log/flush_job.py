@@ -4,9 +4,9 @@ The order of the steps is what makes `flushed_offset` true:
 
 0. The first job since the log was opened notes durably that the last stop is history, and in which leader epoch it
    writes, before it writes anything.
-1. Batches are written segment by segment. A segment that is full is synced, its indexes are completed and synced, and
-   the recovery point moves behind it, before a byte of the next one is written; or *aside*, by a job of its own
-   (`closing.py`), before a byte of the next one is synced.
+1. Batches are written segment by segment. A segment that is full gives its room back and is synced, its indexes are
+   completed and synced, and the recovery point moves behind it, before a byte of the next one is written; or *aside*,
+   by a job of its own (`closing.py`), before a byte of the next one is synced.
 2. With `sync`, the last segment is synced, then the directory if it has got new names. Where there is one segment only,
    its name is synced with step 0.
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
@@ -158,6 +158,9 @@ class FlushJob:
     end_offset: int
     size: int = 0
     """Bytes of `writes` that nobody has written before."""
+    may_take_room: bool = True
+    room_bytes: int = 0
+    """Whether it may give a segment room ahead, and what it has given."""
     sync: bool = False
     sync_names: bool = False
     aside: bool = False
@@ -262,8 +265,11 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
     file = segment.writable(job.files)
     if write.buffers:
         end = write.position + write.size
-        if job.sync and write.closing is None and lacks_room(segment, job.log.config, write.size, end):
-            make_room(segment, job.log.config, file, end)
+        lacks = job.sync and write.closing is None and lacks_room(segment, job.log.config, write.size, end)
+        if lacks and job.may_take_room:
+            job.room_bytes += make_room(segment, job.log.config, file, write.position, end)
+        elif lacks:
+            segment.small_syncs = 0
         try:
             file.pwritev(write.buffers, write.position)
         except OSError:

@@ -105,7 +105,7 @@ class MemoryFile:
         with self._lock:
             self.node.change(size, None)
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size: int, start: int = 0) -> None:
         """See `File`."""
         self.truncate(size)
 
@@ -300,10 +300,18 @@ class FaultyFile:
         self._files.before("truncate", self._path)
         self._inner.truncate(size)
 
-    def allocate(self, size: int) -> None:
-        """See `File`."""
-        self._files.before("allocate", self._path)
-        self._inner.allocate(size)
+    def allocate(self, size: int, start: int = 0) -> None:
+        """Makes the file as much longer as `room_bytes` allows, then fails, as a full disk does."""
+        files = self._files
+        files.before("allocate", self._path)
+        if files.room_bytes is not None:
+            more = size - files.inner.size(self._path)
+            if more > files.room_bytes:
+                self._inner.allocate(size - more + files.room_bytes, start)
+                files.room_bytes = 0
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+            files.room_bytes -= max(more, 0)
+        self._inner.allocate(size, start)
 
     def close(self) -> None:
         """See `File`."""

@@ -76,7 +76,7 @@ class _ReadOnlyFile(OsFile):
             own.extend(bytes(size - len(own)))
             node.size = size
 
-    def allocate(self, size: int) -> None:
+    def allocate(self, size: int, start: int = 0) -> None:
         """See `File`."""
         self.truncate(max(size, self._node.size))
 

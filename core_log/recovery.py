@@ -98,7 +98,7 @@ def recover(
                 damaged = _rebuild_index(files, segment, on_damage) or damaged
             continue
         synced = point if base == trusted_below else None
-        is_last = name is names[-1]
+        is_last = name is names[-1] and not name.generation
         trusted_bytes, end, cut, room_bytes = _recover_segment(files, segment, synced, config, now_ms, is_last=is_last)
         damaged = damaged or bool(synced and segment.size < synced.position)
         scanned_to = end

@@ -6,7 +6,8 @@
    between the small ones gain nothing by it, and would use up the room at once: there is none then.
 2. The file gets its length back before the next segment has a byte, when a log is cut, and at a clean stop. After
    another stop recovery finds the zeros, which are no batch, and takes them off (`recovery.py`, rule 8).
-3. It is only for speed: a disk that refuses it is not asked again for that segment.
+3. It is only for speed: a disk that refuses it is not asked again for that segment, and one that is nearly full not
+   at all (`disk_space.py`).
 4. Small stores (`keyed_store.py`) have none: `damage.py` tells damage from a torn tail by the zeros in it.
 """
 
@@ -18,7 +19,6 @@ from core_log.segment import Segment
 
 ROOM_BYTES_MAX = 1 << 20
 _SMALL_BYTES = 16 << 10
-_LOOK_BYTES = 1 << 20
 
 
 def lacks_room(segment: Segment, config: LogConfig, write_bytes: int, end: int) -> bool:
@@ -26,21 +26,27 @@ def lacks_room(segment: Segment, config: LogConfig, write_bytes: int, end: int) 
     if write_bytes > _SMALL_BYTES:
         segment.small_syncs = min(segment.small_syncs, 0)
         return False
-    if end <= segment.room_end:
+    if not write_bytes or end <= segment.room_end:
         return False
     segment.small_syncs += 1
     return segment.small_syncs > config.room_syncs_min >= 0
 
 
-def make_room(segment: Segment, config: LogConfig, file: File, end: int) -> None:
-    """Have the file hold what follows `end`, too."""
+def make_room(segment: Segment, config: LogConfig, file: File, position: int, end: int) -> int:
+    """Have the file hold what follows `end`, too, before what is at `position` is written; how many bytes that took.
+    Raises OSError where the disk refuses it, and to forget it as well.
+    """
     room_end = end + min(max(end, config.room_bytes_min), ROOM_BYTES_MAX)
+    there = max(position, segment.written_bytes)
+    before = max(there, segment.room_end)
+    segment.room_end = room_end
     try:
-        file.allocate(room_end)
+        file.allocate(room_end, there)
     except OSError:
         segment.small_syncs = -1 << 62
-    else:
-        segment.room_end = room_end
+        give_back(segment, file, there)  # a disk that is full may have made it longer
+        return 0
+    return room_end - before
 
 
 def give_back(segment: Segment, file: File, end: int) -> None:
@@ -51,10 +57,11 @@ def give_back(segment: Segment, file: File, end: int) -> None:
 
 
 def is_room(file: File, start: int, end: int) -> bool:
-    """Whether [start, end) of a file is zeros, which nobody wrote. Raises OSError."""
-    while start < end:
-        data = file.pread(min(_LOOK_BYTES, end - start), start)
-        if not data or data.count(0) < len(data):
-            return False
-        start += len(data)
-    return True
+    """Whether [start, end) of a file is zeros that nobody wrote: no more than there can be."""
+    if end - start > ROOM_BYTES_MAX + _SMALL_BYTES:
+        return False
+    try:
+        data = file.pread(end - start, start)
+    except OSError:
+        return False
+    return len(data) == data.count(0) == end - start

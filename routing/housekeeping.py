@@ -45,7 +45,7 @@ async def housekeep(broker: Broker) -> None:
         led, transient = broker.topology.led, broker.topology.transient
         for partition in (*led, transient):
             partition.tidy()
-        keeps = trio.current_time() < broker.homes_kept_until_s
+        keeps = _keeps_homes(broker)
         for partition in broker.topology.led:
             broker.checkpoints.take(partition)
             if not keeps:
@@ -67,6 +67,15 @@ async def housekeep(broker: Broker) -> None:
             await broker.groups.expire()
             await filter_streams.expire(broker)
         broker.end_turn()
+
+
+def _keeps_homes(broker: Broker) -> bool:
+    """Whether nothing goes from the logs of homes now (`Broker.homes_kept_until_s`): no longer than there is room."""
+    keeps = trio.current_time() < broker.homes_kept_until_s
+    if keeps and broker.blocked:
+        logger.warning("what was in queues that are gone is not kept any longer: publishers are blocked")
+        broker.homes_kept_until_s, keeps = 0.0, False
+    return keeps
 
 
 async def _tend_disk(alarms: Alarms) -> None:

@@ -65,7 +65,7 @@ class OffsetStore:
             if len(parts) == _KEY_PARTS:
                 group, topic, partition = parts
                 offset, note, *more = msgpack.unpackb(value)
-                entry = _Entry(offset, note, *(more or [store.log.wall_clock_ms()]))
+                entry = _Entry(offset, note, *(more[:2] or [store.log.wall_clock_ms()]))
                 self._groups.setdefault(group, {})[topic, partition] = entry
             elif self.pending.is_key(parts):
                 self.pending.load(parts, value)

@@ -59,7 +59,10 @@ class PendingOffsets:
                 for place, said in offsets.items()
             ]
         )
-        self._of(group, producer_id).update(offsets)
+        # without leader epochs, as the store has them
+        self._of(group, producer_id).update(
+            {place: Committed(said.offset, said.note) for place, said in offsets.items()}
+        )
 
     def of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
         """What a transaction has, if it has anything."""

@@ -136,7 +136,18 @@ class World:
         assert self.log.flushed_offset <= self.log.written_offset <= self.log.log_end_offset
 
     def break_disk(self) -> None:
-        operations = ["write", "sync", "sync", "sync", "open", "truncate", "rename", "sync_directory", "remove"]
+        operations = [
+            "write",
+            "sync",
+            "sync",
+            "sync",
+            "open",
+            "truncate",
+            "rename",
+            "sync_directory",
+            "remove",
+            "allocate",
+        ]
         operation = self.dice.choice(operations)
         if operation != "sync" or self.config.fsync != "never":  # which promises nothing then
             self.files.failing = {operation: errno.EIO}

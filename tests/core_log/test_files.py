@@ -171,8 +171,8 @@ def test_a_disk_without_inodes_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(path: str, *_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    for left, what in ((0, NoInodes), (1, OSError)):
-        found[7] = left  # f_favail
+    for left, free, what in ((0, 9, NoInodes), (1, 9, OSError), (0, 0, OSError)):
+        found[7], found[4] = left, free  # f_favail, f_bavail
         with monkeypatch.context() as patched:
             patched.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
             patched.setattr(os, "open", refuse)
@@ -182,7 +182,7 @@ def test_a_disk_without_inodes_says_so(tmp_path: Path, monkeypatch: pytest.Monke
                     make("x")
                 assert type(refused.value) is what
                 assert refused.value.errno == errno.ENOSPC
-                assert (refused.value.strerror == "No inodes left on device") == (left == 0)
+                assert (refused.value.strerror == "No inodes left on device") == (what is NoInodes)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from core_log.disk_space import DiskSpace
 from core_log.files import FaultyFiles, Files, MemoryFiles, OsFiles
+from core_log.flush_job import execute
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
 from core_log.room_ahead import ROOM_BYTES_MAX
@@ -137,6 +139,83 @@ def test_a_disk_that_refuses_it_takes_what_is_written() -> None:
     append(log, 9)
     assert log.error is None
     assert bytes_of(files, log) == [log.size_bytes]
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_what_a_full_disk_gave_of_it_goes_again(truncates: bool) -> None:
+    """A file may be longer though the disk has refused to make it so."""
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files, CONFIG)
+    append(log, 2)
+    files.room_bytes = 1000
+    if not truncates:
+        files.failing["truncate"] = errno.EIO
+    append(log)
+    assert bytes_of(disk, log) == [log.segments[0].written_bytes + (0 if truncates else 1000)]
+    files.room_bytes = None
+    files.failing.clear()
+    flush(log)
+    append(log, 5)
+    log.roll()
+    append(log, 2)
+    assert disk.size(log.segments[0].log_path) == log.segments[0].size
+    again = open_log(disk, CONFIG)
+    assert read_all(again) == ROWS[: log.log_end_offset]
+    assert again.verify() == []
+
+
+def test_a_disk_that_is_nearly_full_gives_none() -> None:
+    files = FaultyFiles(MemoryFiles())
+    files.disk = (300 << 20, 1 << 40)
+    space = DiskSpace(files)
+    log = open_log(files, CONFIG)
+
+    def append_more(count: int) -> None:
+        for _ in range(count):
+            log.append(make_batch([b"one"]))
+            log.request_sync()
+            job = log.take_job()
+            assert job is not None
+            space.execute(job)
+            log.complete(job)
+
+    append_more(2)
+    before = space.free_bytes
+    append_more(1)
+    assert bytes_of(files, log) == [log.size_bytes + 4096]
+    assert before - space.free_bytes == log.size_bytes // 3 + 4096 + log.size_bytes // 3
+    log.roll()
+    files.disk = (200 << 20, 1 << 40)
+    space.measure()
+    append_more(20)
+    assert files.size(log.segments[1].log_path) == log.segments[1].size
+
+
+def test_a_job_that_only_syncs_needs_none(files: Files) -> None:
+    log = open_log(files, LogConfig(room_syncs_min=0, fsync="interval"))
+    for offset in range(9):
+        log.append(make_batch([b"%d" % offset]))
+        for _ in range(2):
+            job = log.take_job()
+            assert job is not None
+            assert not job.lacks_room()
+            execute(job)
+            log.complete(job)
+            log.request_interval_sync()
+    assert bytes_of(files, log) == [log.size_bytes]
+
+
+@pytest.mark.parametrize(("zeros", "is_room"), [(ROOM_BYTES_MAX, True), (4 << 20, False)])
+def test_more_zeros_than_there_is_room_are_a_loss(
+    files: Files, caplog: pytest.LogCaptureFixture, zeros: int, is_room: bool
+) -> None:
+    log = open_log(files, CONFIG)
+    append(log, 9)
+    log.segments[0].writable(files).allocate(log.size_bytes + zeros)
+    again = open_log(files, CONFIG)
+    assert (again.log_end_offset, again.room_bytes) == (9, zeros if is_room else 0)
+    assert ("cutting the log" in caplog.text) is not is_room
 
 
 def test_a_torn_tail_is_cut_off_with_it() -> None:

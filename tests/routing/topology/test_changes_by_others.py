@@ -302,7 +302,9 @@ async def test_ids_of_queues_that_etcd_has_lost_are_not_given_again() -> None:
         assert other.broker.topology.queues["new"].id > lost
 
 
-async def test_nothing_goes_from_homes_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_nothing_goes_from_homes_that_are_kept(monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
+    """For as long as it is wanted, and there is room."""
     rounds = 0
 
     def counting(*_: object) -> int:
@@ -321,8 +323,12 @@ async def test_nothing_goes_from_homes_that_are_kept(monkeypatch: pytest.MonkeyP
         seen = rounds
         await running.until(lambda: rounds > seen + 3)
         assert home.log.size_bytes > 100_000
-        broker.homes_kept_until_s = 0
+        if is_full:
+            monkeypatch.setattr(Broker, "blocked", property(lambda _: "low on disk"))
+        else:
+            broker.homes_kept_until_s = 0
         await running.until(lambda: home.log.size_bytes < 1_000)
+        assert broker.homes_kept_until_s == 0
 
 
 def picture(broker: Broker) -> dict[str, Any]:
