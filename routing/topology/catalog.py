@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from itertools import accumulate
 from typing import Any
 
 import msgpack
@@ -29,6 +30,9 @@ SHARED_PREFIX = b"t/"
 
 _KEY_LENGTHS = {"exchange": 2, "queue": 2, "binding": 7, "policy": 2, "operator-policy": 2}
 """How long the keys of entities of a virtual host are without it."""
+
+_PIECE_BYTES_MAX = 256 << 10
+"""Of keys and values in a transaction of a shared store; etcd takes 1.5 MiB, in which a key may stand three times."""
 
 _DECIMAL = 1
 
@@ -75,6 +79,12 @@ def unpack_entry(key: bytes, value: bytes) -> tuple[Key, Any]:
         return unpack_key(key), _unpack(value)
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(repr(error)) from error
+
+
+def _count_at_once(puts: Sequence[Put]) -> int:
+    """How many of these a shared store takes in one piece: arguments of bindings are in their keys."""
+    sizes = accumulate(len(key) + len(value or b"") for key, value in puts)
+    return max(1, sum(size <= _PIECE_BYTES_MAX for size in sizes))
 
 
 class Catalog:
@@ -155,7 +165,8 @@ class Catalog:
         puts = [*(put for put in also if put[1] is not None), *puts, *(put for put in also if put[1] is None)]
         size = max(store.puts_max - len(relied), store.puts_max // 2)
         while puts:
-            piece, puts = puts[:size], puts[size:]
+            count = _count_at_once(puts[:size])
+            piece, puts = puts[:count], puts[count:]
             own = [self._guard(key) for key, _ in piece]
             revision = await store.change((own + relied)[: store.puts_max], piece, check=check if not puts else None)
         if self.spread is not None:

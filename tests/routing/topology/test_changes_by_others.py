@@ -266,6 +266,25 @@ async def test_each_piece_of_a_large_change_is_made_only_if_what_it_needs_is_the
         assert all(key in keys for keys in guarded)
 
 
+async def test_a_queue_with_large_bindings_goes_in_pieces_that_the_store_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_brokers(EtcdModel()) as [(one, store), _]:
+        await one.broker.declare_queue("q", durable=True)
+        for number in range(30):
+            arguments = {"x-match": "all", "large": f"{number}".rjust(60_000)}
+            await one.broker.bind("queue", "q", "amq.headers", "", arguments)
+        change, sizes = store.change, list[int]()
+
+        async def noting(guards: Sequence[Guard], puts: Sequence[Put], **options: Any) -> int:
+            sizes.append(sum(len(key) for key, _ in puts))
+            return await change(guards, puts, **options)
+
+        monkeypatch.setattr(store, "change", noting)
+        await one.broker.delete_queue("q")
+        assert one.broker.topology.vhosts["/"].binding_count == 0
+        assert sum(sizes) > 30 * 60_000
+        assert max(sizes) <= 256 << 10
+
+
 async def test_what_was_in_a_queue_that_etcd_has_lost_stays_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     model = EtcdModel()
     async with two_brokers(model) as [(one, store), (other, theirs)]:
