@@ -240,7 +240,7 @@ def _refused(code: ErrorCode) -> Entity:
     return Entity(error_code=code, responses=[])
 
 
-@serves(FETCH, 4, 16)
+@serves(FETCH, 4, 18)
 async def fetch(door: Door, call: Call, request: Entity) -> Entity | None:
     """Answered now or later."""
     try:

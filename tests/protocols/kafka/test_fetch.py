@@ -119,7 +119,7 @@ def readers(topic: Topic) -> list[int]:
     return [partition.log._waiting_readers for partition in topic.partitions]
 
 
-@pytest.mark.parametrize("version", range(12, 17))
+@pytest.mark.parametrize("version", range(12, 19))
 async def test_topics_are_fetched_by_their_id(version: int) -> None:
     async with kafka_broker() as broker:
         peer = Peer(broker)
@@ -143,7 +143,7 @@ async def test_topics_are_fetched_by_their_id(version: int) -> None:
 # Sessions
 
 
-@pytest.mark.parametrize("version", [7, 12, 13, 16])
+@pytest.mark.parametrize("version", [7, 12, 13, 16, 18])
 async def test_replies_of_a_session_say_what_has_changed(version: int) -> None:
     async with kafka_broker() as broker:
         topic = await broker.create_topic("t", partitions=4)

@@ -185,7 +185,7 @@ async def test_who_asks_the_wrong_broker_is_told_the_right_one() -> None:
             said = {"acks": -1, "timeout_ms": 1000, "topic_data": [Entity(name="t", partition_data=[entry])]}
             reply = await peer.ask(PRODUCE, version, **said)
             check(reply, reply.responses[0].partition_responses[0], (leader, epoch) if version >= 10 else None)
-        for version in (12, 15, 16):
+        for version in (12, 15, 16, 18):
             place = {"topic": "t"} if version < 13 else {"topic_id": topic.id}
             entries = [Entity(partition=0, fetch_offset=0, partition_max_bytes=1)]
             said = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1, "rack_id": "", "session_epoch": -1}
