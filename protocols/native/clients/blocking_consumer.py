@@ -17,6 +17,7 @@ from protocols.native.clients.blocking import Which
 from protocols.native.clients.blocking_user import ClientUser
 from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
+from protocols.native.clients.topic_ids import TopicIds
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
 from protocols.native.errors import (
     GONE,
@@ -62,8 +63,7 @@ class BlockingConsumer(ClientUser):
         self._fetch_max_bytes = fetch_max_bytes
         self._partition_max_bytes = partition_max_bytes
         self._whole: set[str] = set()
-        self._ids: dict[str, bytes] = {}
-        """Of topics, as far as they are known."""
+        self._ids = TopicIds()
         self._missing: set[tuple[str, int]] = set()
         self._told_gone: set[str] = set()
         """Partitions that are not there, and topics; see `Fetcher`."""
@@ -85,7 +85,9 @@ class BlockingConsumer(ClientUser):
         partitions: list[tuple[str, int]] = []
         for item in items:
             partitions += [(item, number) for number in known[item].partitions] if isinstance(item, str) else [item]
-        self._whole, self._ids = whole, {topic: one.id for topic, one in known.items()}
+        self._whole = whole
+        for topic, one in known.items():
+            self._ids.note(topic, one.id)
         committed = self._committed(partitions)
         self._positions = {key: committed[key] if key in committed else self._start(key) for key in partitions}
         self._fetch_offsets = dict(self._positions)
@@ -101,12 +103,12 @@ class BlockingConsumer(ClientUser):
         LogTruncated, with reset "error".
         """
         topics = self._whole | {topic for topic, _ in self._positions}
-        found = self._looked_up(topics, _LOOK_FOR_MISSING_S if self._missing else math.inf)
+        told = self._looked_up(topics, _LOOK_FOR_MISSING_S if self._missing else math.inf)
+        found = {topic: one for topic, one in told.items() if not self._ids.is_former(topic, one.id)}
         known = {(topic, number): None for topic, one in found.items() for number in one.partitions}
         self._missing -= known.keys()
         self._told_gone -= found.keys()
-        another = [topic for topic, one in found.items() if one.id != self._ids.get(topic, one.id) and one.id]
-        self._ids |= {topic: one.id for topic, one in found.items() if one.id}
+        another = [topic for topic, one in found.items() if self._ids.note(topic, one.id)]
         for key in [key for key in self._positions if key[0] in another and key[0] in self._whole and key not in known]:
             self._forget(key)
         cut = {key: 0 for key in self._positions if key[0] in another}

@@ -40,6 +40,7 @@ from protocols.native.clients.records import (
     size_of,
 )
 from protocols.native.clients.sequences import Sequences
+from protocols.native.clients.topic_ids import TopicIds
 from protocols.native.errors import (
     ConnectionLost,
     DeliveryTimedOut,
@@ -93,7 +94,7 @@ class BlockingProducer(ClientUser):
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._timeout_ms = int(timeout_s * 1000)
         self._topics: dict[str, KeyPartitions] = {}
-        self._ids: dict[str, bytes] = {}
+        self._ids = TopicIds()
         self._sticky: dict[str, int] = {}
         self._drafts: dict[tuple[str, int], BatchDraft] = {}
         self._left: tuple[dict[tuple[str, int], Draft], dict[tuple[str, int], bytes]] = {}, {}
@@ -177,8 +178,8 @@ class BlockingProducer(ClientUser):
     def _know(self, topic: str, found: KnownTopic) -> KeyPartitions:
         count = len(found.partitions)
         self._sticky[topic] = random.randrange(count)
-        self._ids[topic] = found.id
         known = self._topics[topic] = KeyPartitions(count)
+        self._ids.note(topic, found.id)
         return known
 
     def _send_with_hooks(
@@ -229,9 +230,10 @@ class BlockingProducer(ClientUser):
         Raises DeliveryTimedOut, or the error of a batch that cannot be stored.
         """
         for topic, found in self._looked_up(self._topics).items():
-            count = len(found.partitions)
+            if self._ids.is_former(topic, found.id):
+                continue
             # Fewer are those of a topic that was made again; else who says so is behind.
-            if count > self._topics[topic].partitions or self._ids[topic] != found.id:
+            if len(found.partitions) > self._topics[topic].partitions or self._ids.is_another(topic, found.id):
                 self._know(topic, found)
         self._send_left()
         self._left, self._drafts = (self._drafts, {}), {}  # type: ignore[assignment]

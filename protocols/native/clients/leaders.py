@@ -12,7 +12,7 @@
    tells of an older epoch than is known is behind, and not believed for a while (KIP-320).
 5. Nothing here repeats a request: whoever sent it knows whether it may.
 6. A topic's id says when it was made again under its name: nothing that was known of its partitions is true then, and
-   who tells of the former id from then on is behind.
+   who tells of the former id from then on is behind (`topic_ids.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import trio
 from protocols.native import wire
 from protocols.native.clients.blocking_link import Address
 from protocols.native.clients.link import Link, LinkConfig
+from protocols.native.clients.topic_ids import TopicIds
 from protocols.native.errors import (
     ConnectionLost,
     ErrorCode,
@@ -61,8 +62,7 @@ class Leaders:
         """Topics that do not exist, as was said last."""
         self.on_made_again: Callable[[str], None] | None = None
         """Called when a topic turns out to be another one than before."""
-        self._ids: dict[str, bytes] = {}
-        self._former_ids: dict[str, bytes] = {}
+        self._ids = TopicIds()
         self._link = link
         self._topics: dict[str, None] = {}
         self._leaders: dict[Partition, int] = {}
@@ -245,11 +245,11 @@ class Leaders:
                 if error[0] == ErrorCode.UNKNOWN_TOPIC:
                     self.absent.add(name)
                 continue
-            if topic_id and topic_id == self._former_ids.get(name):  # rule 6
+            if self._ids.is_former(name, topic_id):  # rule 6
                 self._stale[name] = None
                 continue
             self.absent.discard(name)
-            if self._is_another(name, topic_id):
+            if self._ids.note(name, topic_id):
                 self._forget(name)
                 made_again.append(name)
             self.counts[name] = max(self.counts.get(name, 0), len(partitions))  # who says less is behind
@@ -268,15 +268,6 @@ class Leaders:
             for name in made_again:
                 self.on_made_again(name)
         self._changed()
-
-    def _is_another(self, topic: str, topic_id: bytes) -> bool:
-        """Note a topic's id; whether it had another one. Brokers of earlier versions tell none."""
-        known = self._ids.get(topic, b"")
-        self._ids[topic] = topic_id or known
-        if not known or self._ids[topic] == known:
-            return False
-        self._former_ids[topic] = known
-        return True
 
     def _forget(self, topic: str) -> None:
         """Its partitions are those of another topic now, or gone."""

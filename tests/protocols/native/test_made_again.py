@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
+from typing import Literal
 
 import pytest
 import trio
@@ -156,6 +158,40 @@ async def test_a_blocking_consumer_that_resets_nothing_is_told() -> None:
 
         with trio.fail_after(20):
             await trio.to_thread.run_sync(work)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "error"])
+async def test_a_blocking_consumer_does_not_believe_a_broker_that_is_behind(
+    reset: Literal["earliest", "error"], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t", partitions=2)
+        await fill(running, b"old", 2)
+
+        def work() -> None:
+            with BlockingConsumer(running.server, "g", auto_offset_reset=reset, metadata_max_age_ms=0) as consumer:
+                consumer.client.commit_offsets("g", {("t", 0): 0, ("t", 1): 0})
+                consumer.assign("t")
+                assert len(consumer.fetch()) == 40
+                former = consumer.client.topics_found(["t"])
+                trio.from_thread.run(client.delete_topic, "t")
+                trio.from_thread.run(lambda: client.create_topic("t", partitions=1))
+                with pytest.raises(LogTruncated) if reset == "error" else nullcontext():
+                    assert not consumer.fetch(timeout_ms=1)
+                trio.from_thread.run(fill, running, b"new", 1)
+                assert len(consumer.fetch()) == 40
+                caplog.clear()
+                for told in (former, None, former, None):
+                    with pytest.MonkeyPatch.context() as patch:
+                        if told is not None:
+                            patch.setattr(consumer.client, "topics_found", lambda _, told=told: told)
+                        assert not consumer.fetch(timeout_ms=1)
+                trio.from_thread.run(fill, running, b"newer", 1, 1)
+                assert [record.value for record in consumer.fetch()] == [b"newer 0"]
+
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(work)
+    assert not caplog.messages
 
 
 def told(count: int, topic_id: bytes, epoch: int = 0) -> wire.MetadataReply:

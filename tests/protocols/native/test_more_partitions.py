@@ -133,6 +133,29 @@ async def test_producers_go_by_the_fewer_partitions_of_a_topic_that_was_made_aga
             await trio.to_thread.run_sync(send_all)
 
 
+async def test_a_blocking_producer_does_not_go_by_the_former_topic_of_a_broker_that_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t", partitions=8)
+
+        def work() -> None:
+            with BlockingProducer(running.server, metadata_max_age_ms=0) as producer:
+                producer.send("t", b"before")
+                producer.flush()
+                former = producer.client.topics_found(["t"])
+                trio.from_thread.run(client.delete_topic, "t")
+                trio.from_thread.run(lambda: client.create_topic("t", partitions=2))
+                producer.flush()  # looks
+                monkeypatch.setattr(producer.client, "topics_found", lambda _: former)
+                producer.flush()
+                for key in KEYS:
+                    producer.send("t", b"after", key=key)
+
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(work)
+
+
 async def test_one_topic_that_is_gone_does_not_keep_blocking_clients_from_learning_of_the_others() -> None:
     async with native_broker() as running, Client(running.server) as client:
         for topic in ("a", "b"):
