@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import trio
@@ -16,6 +17,7 @@ import trio
 from routing.access.grants import Grants
 from routing.administration.forwarded import ask_leader
 from routing.clients import Client
+from routing.declaring.at_once import at_once
 from routing.declaring.topic_control import TopicControl
 from routing.declaring.views import arguments_of, start_of_view
 from routing.errors import BrokerError, LedHere, NotAllowed, NotFound, StorageUnavailable
@@ -241,15 +243,24 @@ class Control:
 
     async def until_gone(self, queues: Iterable[Queue | Stream]) -> None:
         """Consumers of these are gone: return when the queues that go with their last one are, so that nobody is told
-        of them any more, or when it is not known who could tell.
+        of them any more, or when it is not known soon who could tell: the connection waits.
         """
+        leaving = [one for one in set(queues) if isinstance(one, Queue) and one.auto_delete and not one.deleted]
+        if not leaving:
+            return
+        here = [queue for queue in leaving if not queue.elsewhere]
+        elsewhere = [partial(self._until_gone_elsewhere, queue) for queue in leaving if queue.elsewhere]
+        with trio.move_on_after(_SERVED_WITHIN_S):
+            await at_once([partial(self._until_gone_here, here), *elsewhere])
+
+    async def _until_gone_here(self, queues: Sequence[Queue]) -> None:
         for queue in queues:
-            if isinstance(queue, Queue) and queue.auto_delete and not queue.deleted:
-                if queue.elsewhere:
-                    with suppress(BrokerError):
-                        await queue.refresh()  # asked behind what was said of the consumers
-                else:
-                    await self.topology.until_left(queue.vhost, queue.name)
+            await self.topology.until_left(queue.vhost, queue.name)
+
+    @staticmethod
+    async def _until_gone_elsewhere(queue: Queue) -> None:
+        with suppress(BrokerError):
+            await queue.refresh()  # asked behind what was said of the consumers
 
     async def alter_queue(
         self, name: str, changes: Mapping[str, Any], *, owner: object = None, vhost: str = DEFAULT_VHOST

@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import trio
 
+from routing.declaring import control
 from routing.errors import NotFound
 from tests.routing.cluster.test_homes import home_of
 from tests.support.home_cluster import Member, Mesh, mesh, until
@@ -52,6 +54,27 @@ async def test_nobody_else_finds_it(me: int, use: Callable[[Member], Awaitable[N
         with pytest.raises(NotFound, match="no queue 'q' in vhost '/'"):
             await use(brokers.members[me])
         assert all("q" not in one.broker.topology.queues for one in brokers.members.values())
+
+
+async def test_who_ends_waits_for_all_leaders_at_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_SERVED_WITHIN_S", 0.3)
+    async with mesh(serve_each_other=True) as brokers:
+        mute, here, other = brokers.members.values()
+        for declaring, name in ((mute, "a"), (mute, "b"), (here, "c"), (other, "d"), (other, "e")):
+            await declaring.queue(name, auto_delete=True)
+        await until(lambda: len(here.broker.topology.queues) == 5)
+        client = here.client()
+        for name in here.broker.topology.queues:
+            await client.consume(name)
+        consumed = [consumer.queue for consumer in client.session.consumers]
+        stay = [name for name in here.broker.topology.queues if mute.leads(home_of(here, name))]
+        assert {"a", "b"} <= set(stay)
+        mute.cut()
+        client.session.close()
+        began_s = trio.current_time()
+        await here.broker.until_gone(consumed)
+        assert trio.current_time() - began_s < 3
+        assert [queue.name for queue in consumed if not queue.deleted] == stay
 
 
 async def test_what_is_said_of_one_that_its_leader_does_not_have() -> None:
