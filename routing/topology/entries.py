@@ -107,7 +107,10 @@ class InFlight:
 
     def left(self, plan: Plan) -> None:
         """It is gone, or stays."""
-        self._leaving -= Counter(entry.key for entry in plan.entries)
+        for entry in plan.entries:
+            self._leaving[entry.key] -= 1
+            if self._leaving[entry.key] <= 0:
+                del self._leaving[entry.key]
 
     def is_leaving(self, key: Key) -> bool:
         """Whether something is still there and is to go by itself."""
