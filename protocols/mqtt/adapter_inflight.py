@@ -262,9 +262,8 @@ class Inflight:
     def _is_at_qos_2(self, event: Acknowledgements) -> bool:
         """Whether any of what is acknowledged was sent so, and is not completed."""
         return any(
-            not self._unreceived.isdisjoint(range(first, last + 1))
-            or any(packet_id in self._held for packet_id in range(first, last + 1))
-            for first, last in event.ranges
+            not (self._unreceived.isdisjoint(some) and self._held.keys().isdisjoint(some))
+            for some in (range(first, last + 1) for first, last in event.ranges)
         )
 
     def _received(self, event: Acknowledgements) -> None:
