@@ -53,7 +53,7 @@ async def test_nobody_else_finds_it(me: int, use: Callable[[Member], Awaitable[N
         leader.broker.topology.drop_queue(leader.broker.topology.queues["q"])
         with pytest.raises(NotFound, match="no queue 'q' in vhost '/'"):
             await use(brokers.members[me])
-        assert all("q" not in one.broker.topology.queues for one in brokers.members.values())
+        await until(lambda: all("q" not in one.broker.topology.queues for one in brokers.members.values()))
 
 
 async def test_who_ends_waits_for_all_leaders_at_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
