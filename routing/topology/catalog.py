@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from core_log.errors import Conflict
+from core_log.errors import BatchTooLarge, Conflict
 from core_log.metadata.store import Guard, MetadataEntry, MetadataStore, Put
 from routing.topology.entries import Entry, Key
 from routing.topology.queue_ids import OwnQueueIds, QueueIds, SharedQueueIds
@@ -33,6 +33,8 @@ _KEY_LENGTHS = {"exchange": 2, "queue": 2, "binding": 7, "policy": 2, "operator-
 
 _PIECE_BYTES_MAX = 256 << 10
 """Of keys and values in a transaction of a shared store; etcd takes 1.5 MiB, in which a key may stand three times."""
+
+_ERASED_AT_ONCE_MAX = 1_000
 
 _DECIMAL = 1
 
@@ -116,10 +118,18 @@ class Catalog:
         return [self._guard(self._key(key)) for key in keys if self.is_recorded(key)]
 
     async def erase(self, entries: Iterable[Guard]) -> None:
-        """Remove entries that nobody has changed meanwhile. Raises MetadataUnavailable."""
-        for entry in entries:
-            with suppress(Conflict):
-                await self._store.change([entry], [(entry.key, None)])
+        """Remove entries that nobody has changed meanwhile, many at once. Raises MetadataUnavailable."""
+        store, left = self._store, list(entries)
+        size = min(store.puts_max, _ERASED_AT_ONCE_MAX)
+        while left:
+            piece, left = left[:size], left[size:]
+            try:
+                await store.change(piece, [(entry.key, None) for entry in piece])
+            except (Conflict, BatchTooLarge):
+                for entry in piece:
+                    if entry.holds(store.get(entry.key)):
+                        with suppress(Conflict):
+                            await store.change([entry], [(entry.key, None)])
 
     def _key(self, key: Key) -> bytes:
         return self._prefix + _pack_key(key)

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import trio.testing
 
-from core_log.errors import Conflict
+from core_log.errors import BatchTooLarge, Conflict
 from core_log.files import FaultyFiles, Files, MemoryFiles
 from core_log.metadata import etcd_store
 from core_log.metadata.etcd_client import EtcdClient
@@ -283,6 +283,33 @@ async def test_a_queue_with_large_bindings_goes_in_pieces_that_the_store_takes(m
         assert one.broker.topology.vhosts["/"].binding_count == 0
         assert sum(sizes) > 30 * 60_000
         assert max(sizes) <= 256 << 10
+
+
+@pytest.mark.parametrize("takes_max", [10_000, 1])
+async def test_what_belongs_to_nothing_goes_together_but_for_what_others_have_changed(
+    takes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two_brokers(EtcdModel()) as [(one, store), (another, _)]:
+        catalog = one.broker.topology.catalog
+        change, count = store.change, 0
+
+        async def counting(guards: Sequence[Guard], puts: Sequence[Put], **options: Any) -> int:
+            nonlocal count
+            count += 1
+            if len(puts) > takes_max:
+                raise BatchTooLarge("larger than it takes")
+            return await change(guards, puts, **options)
+
+        keys: list[Key] = [("spare", str(number)) for number in range(300)]
+        await catalog.change([Entry(key, {}, True) for key in keys])
+        monkeypatch.setattr(store, "change", counting)
+        await catalog.erase(catalog.recorded(keys[:100]))
+        assert count == (1 if takes_max > 1 else 101)
+        known = catalog.recorded(keys)
+        await another.broker.topology.catalog.change([Entry(keys[250], {"new": 1}, True), *gone(keys[251])])
+        await catalog.erase(known)
+        await store.barrier()
+        assert [key for key in keys if catalog.is_recorded(key)] == [keys[250]]
 
 
 async def test_what_was_in_a_queue_that_etcd_has_lost_stays_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
