@@ -6,7 +6,7 @@
 2. What is to be removed is noted in `deleting/` first, durably, and the note goes last. A start finishes what has a
    note, unless the catalog still names it: then the deletion had not become durable, and has not happened. A disk that
    has no room for the note (no inode) hinders no deletion, which makes room: should the broker end in the middle of it,
-   rule 1 has what is left.
+   rule 1 has what is left. Where there is no room for `unknown/` either, it stays where it is until a later start.
 3. A store (catalog, group offsets) that was damaged stops the start. When it is told to accept the damage, it keeps
    every batch that is whole, and a copy of the files as they were in `damaged/`.
 """
@@ -105,7 +105,7 @@ def tidy_topics(files: Files, known: Collection[str]) -> None:
         remove_noted(files, [directory for directory in noted if directory not in known])
     for name in files.list(TOPICS):
         if f"{TOPICS}/{name}" not in known and not _is_empty(files, f"{TOPICS}/{name}"):
-            _set_aside(files, f"{TOPICS}/{name}")
+            _set_aside_if_room(files, f"{TOPICS}/{name}")
 
 
 def _note(directory: str) -> str:
@@ -125,6 +125,21 @@ def _set_aside(files: Files, directory: str) -> None:
     target = _free_name(files, f"{_UNKNOWN}/{directory.rpartition('/')[2]}")
     files.move_directory(directory, target)
     logger.warning("the catalog does not name %s: moved to %s, nothing in it was changed", directory, target)
+
+
+def _set_aside_if_room(files: Files, directory: str) -> None:
+    """The same; where the disk has no room for another name, it stays: a start must not fail for that."""
+    try:
+        _set_aside(files, directory)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        logger.warning(
+            "the catalog does not name %s: it stays there, as the disk has no room to move it to %s/ (%s)",
+            directory,
+            _UNKNOWN,
+            error,
+        )
 
 
 def _free_name(files: Files, path: str) -> str:

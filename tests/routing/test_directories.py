@@ -125,12 +125,20 @@ async def test_a_deletion_that_a_crash_interrupted_is_finished() -> None:
 
 
 class FewFiles(MemoryFiles):
-    """No more files or directories can be made while it is `full`: no inode is left."""
+    """No more files or directories can be made than `names_max`: no inode is left."""
 
-    full = False
+    names_max = 1 << 30
+
+    @classmethod
+    def of(cls, found: MemoryFiles) -> FewFiles:
+        """A disk with these names."""
+        files = cls()
+        files._names, files._durable = found._names, found._durable
+        return files
 
     def open(self, path: str, *, create: bool = True) -> MemoryFile:
-        self._require_inode(path)
+        if create:
+            self._require_inode(path)
         return super().open(path, create=create)
 
     def make_directory(self, path: str) -> None:
@@ -138,7 +146,7 @@ class FewFiles(MemoryFiles):
         super().make_directory(path)
 
     def _require_inode(self, path: str) -> None:
-        if self.full and not self.exists(path):
+        if not self.exists(path) and len(self._names) >= self.names_max:
             raise OSError(errno.ENOSPC, "No inodes left on device", path)
 
 
@@ -148,10 +156,10 @@ async def test_a_topic_is_deleted_though_no_file_can_be_made(caplog: pytest.LogC
     pictures: list[MemoryFiles] = []
     async with engine(files) as running:
         await fill(running, "gone", "stays")
-        disk.full = True
+        disk.names_max = 0
         files.hook = lambda operation, path: pictures.append(killed(disk))
         await running.broker.delete_topic("gone")
-        files.hook, disk.full = None, False
+        files.hook, disk.names_max = None, FewFiles.names_max
         assert set(running.broker.topics) == {"stays"}
         assert disk.list("topics") == ["stays-0", "stays-1"]
     assert "no room to note it ([Errno 28] No inodes left on device: 'deleting')" in caplog.text
@@ -162,6 +170,26 @@ async def test_a_topic_is_deleted_though_no_file_can_be_made(caplog: pytest.LogC
                 assert b"gone" in content(running, "gone")
             else:
                 assert not any("gone" in name for name in picture.list("topics") if segments(picture, f"topics/{name}"))
+
+
+async def test_a_start_without_inodes_leaves_what_it_cannot_set_aside(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await fill(running, "stays")
+        found = killed(files)
+    found.make_directory("topics/gone-1")
+    found.open("topics/gone-1/00000000000000000000.log").pwritev([a_batch(b"gone")], 0)
+    disk = FewFiles.of(found)
+    disk.names_max = len(found._names)
+    async with engine(disk) as running:
+        assert b"stays" in content(running, "stays")
+    assert "does not name topics/gone-1: it stays there, as the disk has no room to move it to unknown/" in caplog.text
+    assert segments(disk, "topics/gone-1") > 0
+    disk.names_max = FewFiles.names_max
+    async with engine(disk) as running:
+        await running.broker.create_topic("gone", partitions=2)
+        assert content(running, "gone") == b""
+    assert segments(disk, "unknown/gone-1.1") > 0
 
 
 async def test_a_topic_whose_files_cannot_be_removed_is_deleted_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
