@@ -234,26 +234,33 @@ class Topology:
             (durable if written else rest).append(entry)
         return durable, rest
 
-    def _change_unasked(self, make_plan: Callable[[], Plan]) -> None:
-        """The same for what goes by itself; see rule 3."""
+    def _change_unasked(self, make_plan: Callable[[], Plan], then: Callable[[], None] | None = None) -> None:
+        """The same for what goes by itself; see rule 3. `then` is called when it has gone."""
         plan = make_plan()
         durable, rest = self._divide(plan)
         if durable:
             try:
                 if self.in_flight.conflicts(plan) or not self.catalog.change_now(durable):
                     self.in_flight.leave(plan)
-                    self._spawn(self._change_later, make_plan, plan)
+                    self._spawn(self._change_later, make_plan, plan, then)
                     return
             except MetadataUnavailable as error:
                 logger.warning("%s stays while the catalog cannot be written: %s", plan.entries[-1].key, error)
                 return
         self._apply(rest)
+        if then is not None:
+            then()
 
-    async def _change_later(self, make_plan: Callable[[], Plan], leaving: Plan) -> None:
+    async def _change_later(
+        self, make_plan: Callable[[], Plan], leaving: Plan, then: Callable[[], None] | None
+    ) -> None:
         try:
             await self.change(make_plan)
         except StorageUnavailable as error:
             logger.warning("a queue or exchange that was to go by itself stays: %s", error)
+        else:
+            if then is not None:
+                then()
         finally:
             self.in_flight.left(leaving)
             self._wake()
@@ -276,8 +283,7 @@ class Topology:
         astray = [entry.key for entry in entries if entry.durable]
         if astray:
             self._erase(astray)
-            for exchange in removal.orphans:
-                self._change_unasked(partial(self._plan_orphan, vhost, exchange))
+            self._drop_unused(vhost, removal.orphans)
 
     def _erase(self, keys: Iterable[Key]) -> None:
         """These are entries of nothing any more: have the catalog forget those that it still has, as they are now."""
@@ -448,9 +454,16 @@ class Topology:
         if queue.deleted:
             return
         vhost = self.vhosts[queue.vhost]
-        removal = Removal(vhost, cascade=False).queue(queue)
-        self._change_unasked(lambda: Removal(vhost, cascade=False).queue(queue).plan() if not queue.deleted else Plan())
-        for exchange in removal.orphans:
+        bindings = vhost.bindings_to.get(("queue", queue.name), ())
+        sources = {vhost.exchanges[binding.exchange]: None for binding in bindings}
+        self._change_unasked(
+            lambda: Removal(vhost, cascade=False).queue(queue).plan() if not queue.deleted else Plan(),
+            partial(self._drop_unused, vhost, [exchange for exchange in sources if exchange.auto_delete]),
+        )
+
+    def _drop_unused(self, vhost: VirtualHost, exchanges: Iterable[Exchange]) -> None:
+        """Delete those that go with their last binding, if that has gone."""
+        for exchange in exchanges:
             self._change_unasked(partial(self._plan_orphan, vhost, exchange))
 
     @staticmethod

@@ -56,6 +56,24 @@ async def test_nobody_else_finds_it(me: int, use: Callable[[Member], Awaitable[N
         await until(lambda: all("q" not in one.broker.topology.queues for one in brokers.members.values()))
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_exchanges_go_with_the_last_of_what_leaves_at_once(durable: bool) -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one = brokers.members[1].broker
+        for name in ("of one", "of both"):
+            await one.declare_exchange(name, "fanout", durable=durable, auto_delete=True)
+        for name in "ab":
+            await one.declare_queue(name, durable=True, auto_delete=True)
+            await one.bind("queue", name, "of both", "")
+        await one.bind("queue", "a", "of one", "")
+        for name in "ab":
+            one.topology.drop_queue(one.topology.queues[name])
+        names = {"a", "b", "of one", "of both"}
+        for member in brokers.members.values():
+            found = member.broker.topology
+            await until(lambda found=found: names.isdisjoint([*found.queues, *found.exchanges]))  # type: ignore[misc]
+
+
 async def test_who_ends_waits_for_all_leaders_at_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_SERVED_WITHIN_S", 0.3)
     async with mesh(serve_each_other=True) as brokers:
