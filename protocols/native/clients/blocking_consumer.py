@@ -195,8 +195,12 @@ class BlockingConsumer(ClientUser):
         self._records, self._taken = left, 0
 
     def fetch(self, max_records: int = 500, *, timeout_ms: int = 500) -> list[ConsumerRecord]:
-        """Up to `max_records` records; none when there are none within `timeout_ms`."""
-        if self._taken == len(self._records) and self._positions:
+        """Up to `max_records` records; none when there are none within `timeout_ms`. Raises ValueError where nothing is
+        assigned, as nothing would ever come.
+        """
+        if not (self._positions or self._whole):
+            raise ValueError("nothing is assigned to this consumer: `assign` says what it reads")
+        if self._taken == len(self._records):
             self._records, self._taken = [], 0
             self._fill(timeout_ms)
         taken = self._records[self._taken : self._taken + max(max_records, 0)]

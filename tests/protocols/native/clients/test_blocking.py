@@ -152,6 +152,8 @@ async def test_records_in_and_out() -> None:
                 producer.send("u", b"more")
             assert next(iter(consumer)).value == b"more"
         with BlockingConsumer(server, auto_offset_reset="error") as consumer:
+            with pytest.raises(ValueError, match="nothing is assigned"):
+                next(iter(consumer))
             with pytest.raises(OffsetOutOfRange):
                 consumer.assign("t")
             with pytest.raises(ValueError, match="without a group"):
