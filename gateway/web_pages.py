@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gateway.tls import TlsLayer
     from routing.broker import Broker
 
-
 _METHODS = ("GET", "HEAD")
 _SECURITY = [
     (

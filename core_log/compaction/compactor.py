@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from core_log.flusher import Flusher
     from core_log.partition_log import PartitionLog
 
-
 MEMORY_BYTES_MAX = 128 << 20
 PRODUCER_MS = 24 * 3_600_000
 

@@ -23,7 +23,7 @@ from protocols.fetching import Fetches
 from protocols.native import wire, wire_groups, wire_topics
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
 from protocols.native.adapter_fetch import FetchDoor, check_containing
-from protocols.native.adapter_groups import HANDLERS, GroupDoor
+from protocols.native.adapter_groups import HANDLERS, GroupDoor, entries_of, offsets_of
 from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
 from protocols.native.adapter_offsets import check_epoch, list_offsets, offsets_for_epochs
 from protocols.native.adapter_produce import PendingProduce
@@ -40,7 +40,6 @@ from routing.access.grants import Access, Grants
 from routing.administration import LOOKS, administer, require_tag
 from routing.broker import Broker
 from routing.clients import Client
-from routing.topics.offset_store import Committed
 from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 
@@ -424,7 +423,7 @@ class NativeAdapter:
     # Groups
 
     async def _commit_offsets(self, request: wire.CommitOffsets) -> wire.Reply:
-        offsets = {(topic, index): Committed(offset, metadata) for topic, index, offset, metadata in request.entries}
+        offsets = offsets_of(request.entries)
         self._may_read(offsets)
         members = self._broker.groups.groups.get(request.group)
         if members is not None:
@@ -434,8 +433,7 @@ class NativeAdapter:
 
     async def _fetch_offsets(self, request: wire.FetchOffsets) -> wire.Reply:
         found = await self._broker.offsets.fetch(request.group, request.partitions)
-        entries = [(topic, index, at.offset, at.note) for (topic, index), at in found.items()]
-        return wire.FetchOffsetsReply(request.correlation_id, entries)
+        return wire.FetchOffsetsReply(request.correlation_id, entries_of(found))
 
     _HANDLERS: ClassVar[dict[type[wire.Request], Callable[[NativeAdapter, Any], Awaitable[wire.Reply | None]]]] = {
         wire.Hello: _hello,

@@ -5,7 +5,7 @@ Who joins, or asks what to read, is answered when the group has got so far; no t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from protocols.adapter_topics import nodes_of
@@ -23,7 +23,7 @@ from routing.groups.consumer_member import Beat, Beaten
 from routing.groups.errors import CoordinatorUnavailable, GroupNotEmpty, MemberIdRequired, UnknownGroup, UnknownMember
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
-from routing.topics.offset_store import Committed
+from routing.topics.offset_store import Committed, Partition
 
 PROTOCOL_TYPE = "consumer"
 
@@ -129,8 +129,18 @@ async def _leave_group(door: GroupDoor, request: wire_groups.LeaveGroup) -> wire
     return wire_groups.LeaveGroupReply(request.correlation_id)
 
 
+def offsets_of(entries: Iterable[tuple[str, int, int, str]]) -> dict[Partition, Committed]:
+    """What a request says of how far a group has come."""
+    return {(topic, index): Committed(offset, note) for topic, index, offset, note in entries}
+
+
+def entries_of(offsets: Mapping[Partition, Committed]) -> list[tuple[str, int, int, str]]:
+    """The same for a reply."""
+    return [(topic, index, at.offset, at.note) for (topic, index), at in offsets.items()]
+
+
 async def _commit_group_offsets(door: GroupDoor, request: wire_groups.CommitGroupOffsets) -> wire.Reply:
-    offsets = {(topic, index): Committed(offset, note) for topic, index, offset, note in request.entries}
+    offsets = offsets_of(request.entries)
     door.may_read(offsets)
     try:
         await door.broker.groups.commit(
@@ -277,8 +287,7 @@ async def _fetch_group_offsets(door: GroupDoor, request: wire_groups.FetchGroupO
     found = await groups.fetch(request.group, request.partitions)
     if groups.unstable(request.group, request.partitions):
         raise Refused(ErrorCode.TRANSACTION_ENDING, "a transaction may change how far the group has come")
-    entries = [(topic, index, at.offset, at.note) for (topic, index), at in found.items()]
-    return wire_groups.FetchGroupOffsetsReply(request.correlation_id, entries)
+    return wire_groups.FetchGroupOffsetsReply(request.correlation_id, entries_of(found))
 
 
 HANDLERS: dict[type[wire.Request], Callable[[GroupDoor, Any], Awaitable[wire.Reply | None]]] = {

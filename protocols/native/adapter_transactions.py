@@ -12,12 +12,11 @@ from typing import Any
 from core_log.batch_header import BatchHeader
 from protocols.native import wire, wire_transactions
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
-from protocols.native.adapter_groups import GroupDoor
+from protocols.native.adapter_groups import GroupDoor, offsets_of
 from protocols.native.adapter_rights import require_id
 from protocols.native.errors import ErrorCode
 from routing.access.grants import Grants
 from routing.broker import Broker
-from routing.topics.offset_store import Committed
 from routing.topics.topic_partition import TopicPartition
 
 _ID_BITS = 62
@@ -87,7 +86,7 @@ async def _commit_transaction_offsets(
     door: GroupDoor, request: wire_transactions.CommitTransactionOffsets
 ) -> wire.Reply:
     require_id(door.grants, request.transactional_id)
-    offsets = {(topic, index): Committed(offset, note) for topic, index, offset, note in request.entries}
+    offsets = offsets_of(request.entries)
     door.may_read(offsets)
     broker, group = door.broker, request.group
 

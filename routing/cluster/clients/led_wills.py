@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.clients.keeping import LedKeeping
 
-
 _POSITION = b"p\0"
 _PUBLISHERS = 0xFFFF0000
 """Publishers that are no queues: one for each leadership."""
