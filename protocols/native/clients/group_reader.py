@@ -50,7 +50,8 @@ class GroupReader(Reader):
         return self._consumer._positions
 
     def set_assigned(self, starts: Mapping[Partition, int]) -> None:
-        """See `Reader`."""
+        """See `Reader`. What was not read until now may be of a topic that was made again since it was asked about."""
+        self._consumer._leaders.stale(key for key in starts if key not in self._consumer._positions)
         self._consumer._set_positions(starts)
 
     async def before_revoked(self, partitions: list[Partition]) -> None:

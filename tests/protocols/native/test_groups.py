@@ -349,8 +349,11 @@ async def test_a_topic_that_is_deleted_and_there_again_is_read(assignors: tuple[
             await until(lambda: consumer.assignment == [("other", 0)])
             await fill(running, "t", 2, 5)
             await until(lambda: len(one.values) == 31)
+            told = running.broker.topics["t"].id
+            await until(lambda: consumer._leaders._ids.get("t") == told)
             await fill(running, "other", 1, 1)
             await until(lambda: len(one.values) == 32)
+            assert one.values[31:] == [b"0/0"], "what was read of it is not read again when its id is told"
             one.scope.cancel()
 
 
