@@ -11,8 +11,8 @@
    a follower waits its own promise out first, unless the leader before it resigned.
 5. A leader whose disk refuses, or keeps less than others for as long as no follower may, or that is asked to
    (`LogState.transfer`), hands over to a member of the ISR: one swap, after which it serves nobody. Who is asked does
-   so only when all that it has appended is committed, so that it has answered whoever waits, and nobody sends that to
-   the next one again; and takes nothing more only once the others have shown that they keep up, so that one that does
+   so only when all that it has taken is committed, so that it has answered whoever waits, and nobody sends that to the
+   next one again; and takes nothing more only once the others have shown that they keep up, so that one that does
    not delays it and stops nobody.
 6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
 7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time; but who
@@ -400,6 +400,8 @@ class Leader:
         found = self._handed_to(to, brokers, now_s, prefix) if progress is not None and progress.accepted else None
         if found is None or (self.closed_until_s is not None and now_s >= self.closed_until_s):
             return msgspec.structs.replace(self.state, transfer=None), []
+        if self.log.on_hand_over is not None:
+            self.log.on_hand_over()
         end = self.log.log_end_offset
         self._asked_at = end if self._asked_at is None else self._asked_at
         if self.closed_until_s is None and self._is_everywhere(self._asked_at):

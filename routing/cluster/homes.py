@@ -266,6 +266,7 @@ class Homes:
             for client, epoch in partition.numbers.epochs.items():
                 self._broker.engine.forwarding.connections.fence(client, epoch)
         here.partition, here.said, here.silent_since_s = partition, None, None
+        here.log.on_hand_over = partition.seal
         partition.ask = partial(self._look_at, here)
         self._led.append(here)
         self._broker.end_turn()
@@ -282,6 +283,7 @@ class Homes:
         name = home_log(here.index)
         error = StorageUnavailable(f"home partition {here.index} {led_by(self._cluster.leader_of(name)[0])}")
         logger.info("%s is not led here any more", name)
+        here.log.on_hand_over = None
         here.waiting.keep(partition)
         partition.retire(error)
         here.waiting.hand_on(error)

@@ -22,6 +22,7 @@ from core_log.absent_log import AbsentLog
 from core_log.log_config import LogConfig
 from core_log.metadata.store import Guard, Put
 from core_log.partition_log import PartitionLog
+from core_log.replica_log import ReplicaLog
 from core_log.replication.state import encode, log_key
 from routing.cluster.cluster import Cluster
 from routing.cluster.metadata.elections import places_of
@@ -250,6 +251,8 @@ class TopicLogs:
             partition.forward = self.forward(name)
         if leadership.leads:
             partition.next_offset = partition.log.log_end_offset
+            if isinstance(partition.log, ReplicaLog):
+                partition.log.on_hand_over = partition.seal
         elif led:
             self._lose(partition, leadership)
 

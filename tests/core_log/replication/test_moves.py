@@ -153,6 +153,26 @@ def test_a_leader_that_is_asked_hands_over_when_all_is_committed() -> None:
     assert not leader.may_serve(1.3, 9.0)
 
 
+def test_what_was_taken_and_is_not_appended_yet_is_committed_before_a_hand_over() -> None:
+    leader, followers = leader_of(state())
+    taken = [make_batch([b"a"])]
+
+    def append() -> None:
+        while taken:
+            leader.log.append(taken.pop())
+
+    leader.log.on_hand_over = append
+    leader.on_state(state(transfer=3), 101)
+    keep_up(leader, followers)
+    assert leader.wish(BROKERS, 1.0) is None
+    assert leader.log.log_end_offset == 1
+    flush(leader.log)
+    keep_up(leader, followers)
+    change = leader.wish(BROKERS, 1.1)
+    assert change is not None
+    assert change.state.leader == 3
+
+
 def test_a_leader_that_is_asked_in_vain_leads_on() -> None:
     leader, followers = leader_of(state())
     leader.log.append(make_batch([b"a"]))

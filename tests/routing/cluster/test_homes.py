@@ -12,6 +12,8 @@ import trio
 from routing.errors import StorageUnavailable
 from routing.facts import pack
 from routing.message import Properties, Slab
+from routing.queues.homes.destination_sets import DestinationSet
+from routing.queues.homes.queue_partition import QueuePartition
 from routing.session import Outcome
 from tests.routing.harness import PROTOCOL, Client, Delivery
 from tests.support.home_cluster import Member, mesh, until
@@ -307,6 +309,46 @@ async def test_publishers_of_a_leader_that_is_cut_off_wait_for_the_next_one() ->
         bodies = [body for body, _ in await leader.drain("q")]
         assert bodies == [str(n) for n in range(100)], "each once, in the order in which they were published"
         brokers.members[1] = one
+
+
+async def test_what_was_taken_in_the_turn_of_a_hand_over_is_not_taken_again_by_the_next_leader() -> None:
+    """It is not in the log yet when the leader finds that all of that is committed."""
+    async with mesh(serve_each_other=True) as brokers:
+        one, two = brokers.members[1], brokers.members[2]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await until(lambda: "q" in two.broker.topology.queues)
+        home, role = one.broker.topology.stripes[0], one.part.role_of("home-0")
+        assert isinstance(home, QueuePartition)
+        assert role is not None
+        replicas, put, asked = one.part.replicas, home.enqueue, 0
+        decide, replicas.decide = replicas.decide, lambda other: None if other is role else decide(other)  # type: ignore[misc]
+
+        def enqueue(slab: Slab, destinations: DestinationSet) -> int:
+            nonlocal asked
+            offset = put(slab, destinations)
+            if role.state.transfer is not None:
+                asked += 1
+                decide(role)  # type: ignore[misc]
+            return offset
+
+        home.enqueue = enqueue  # type: ignore[method-assign]
+        client, number = two.client(), 0
+        await one.one.members.update(draining=True)
+        while one.leads(0):
+            client.publish("q", str(number), confirm=True)
+            number += 1
+            two.turn()
+            if asked:
+                replicas.decide = decide
+            with trio.move_on_after(0.1):
+                while client.confirmed < number:
+                    await trio.sleep(0.001)
+        await one.one.members.update(draining=False)
+        await until(lambda: client.confirmed == number)
+        assert asked
+        leader = await brokers.settled(0)
+        assert [body for body, _ in await leader.drain("q")] == [str(n) for n in range(number)]
 
 
 async def test_publishers_do_not_notice_that_a_home_is_handed_over() -> None:
