@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -170,11 +171,15 @@ def test_the_topics_of_a_directory(broker: BrokerProcess) -> None:
 def test_a_damaged_batch_is_named(broker: BrokerProcess, tmp_path: Path) -> None:
     directory = tmp_path / "copy"
     shutil.copytree(broker.data_dir, directory)
-    first = min(name for name in log_names(directory, "compacted-0") if is_compacted(name))
-    path = directory / "topics" / "compacted-0" / first
-    data = bytearray(path.read_bytes())
-    data[70] ^= 1
-    path.write_bytes(data)
+    # A broker that is killed while it compacts leaves two for the same offsets, of which one is read.
+    for name in log_names(directory, "compacted-0"):
+        path = directory / "topics" / "compacted-0" / name
+        data = bytearray(path.read_bytes())
+        if len(data) > 70:
+            data[70] ^= 1
+            path.write_bytes(data)
     done = run("consume", "compacted", "--data", str(directory))
     assert done.exit_code == 1
-    assert f"topics/compacted-0/{first} at position 0: wrong CRC" in done.stderr
+    found = re.search(r"topics/compacted-0/(\S+) at position 0: wrong CRC", done.stderr)
+    assert found is not None, done.stderr
+    assert is_compacted(found[1])

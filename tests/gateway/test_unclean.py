@@ -102,6 +102,7 @@ async def test_what_every_cluster_has_is_led_again_when_its_only_replica_is_lost
     async with three(etcd, tmp_path, "unclean-internal") as (_, brokers):
         cluster = brokers[1].cluster
         logs = ["transactions-0", "retained-0"]
+        await until(lambda: all(log in cluster.elections.logs for log in logs))
         servers = [f"127.0.0.1:{broker.server.ports['native']}" for broker in brokers.values()]
         for log in logs:  # as where the first broker is gone for good before the others had a copy
             state = cluster.elections.logs[log].state
