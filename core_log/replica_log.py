@@ -39,7 +39,7 @@ class ReplicaLog(PartitionLog):
     on_known: Callable[[int], None] | None = None
     """Called with how far the leader has committed what is in this log, where this disk does not keep all of that."""
     on_hand_over: Callable[[], None] | None = None
-    """Called before its leader hands over: what was taken for it is to be appended now, so that it is committed first."""
+    """Called before its leader hands over: what was taken for it is to be appended now, and is committed first."""
     on_lost: Callable[[], None] | None = None
     """Called before records are cut off that were committed."""
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,10 +23,11 @@ from protocols.mqtt.reasons import ReasonCode
 PACKET_ID_MAX = 65_535
 PINGRESP = b"\xd0\x00"
 
-PACKET_ID_BYTES = b"".join(i.to_bytes(2, "big") for i in range(PACKET_ID_MAX + 1))
+PACKET_ID_BYTES = struct.pack(f">{PACKET_ID_MAX + 1}H", *range(PACKET_ID_MAX + 1))
 """Every packet id in order: the ids `first..last` are the slice `2 * first : 2 * last + 2`."""
 
-_LENGTHS = [encode_variable(size) for size in range(1 << 14)]
+_LENGTHS = [bytes((size,)) for size in range(1 << 7)]
+_LENGTHS += [bytes((0x80 | size & 0x7F, size >> 7)) for size in range(1 << 7, 1 << 14)]
 """Remaining lengths of one and two bytes."""
 
 _FAILURE = 0x80

@@ -17,6 +17,7 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, iterate_records
 from core_log.truncation import cut_files
 from tests.core_log.helpers import DIRECTORY, flush, open_log
+from tests.support.seeds import seeds
 
 CONFIG = LogConfig(segment_bytes=4000, index_interval_bytes=300, key_index=True)
 KEYS = [b"k%d" % number for number in range(40)]
@@ -72,7 +73,7 @@ def cut(log: PartitionLog, end: int) -> None:
     log.shorten(cut_files(log, end))
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(5, 15))
 def test_it_answers_as_a_look_through_everything(seed: int) -> None:
     rng = random.Random(seed)
     files: Files = MemoryFiles()

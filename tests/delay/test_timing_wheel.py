@@ -120,7 +120,7 @@ def test_cancelled_timers_give_their_memory_back() -> None:
     wheel = TimingWheel(tick_ms=1)
     tracemalloc.start()
     try:
-        for key in range(200_000):
+        for key in range(50_000):
             wheel.add(10_000 + key, key)
             if key >= 100:
                 wheel.cancel(key - 100)
@@ -128,7 +128,7 @@ def test_cancelled_timers_give_their_memory_back() -> None:
         assert tracemalloc.get_traced_memory()[0] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert drain(wheel, 1_000_000) == list(range(199_900, 200_000))
+    assert drain(wheel, 1_000_000) == list(range(49_900, 50_000))
 
 
 def test_a_cancelled_key_may_come_back() -> None:

@@ -246,7 +246,8 @@ def test_filled_over_the_native_door(broker: BrokerProcess) -> None:
         gives_back(broker.data_dir)
 
 
-@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.soak), True])
+@pytest.mark.soak
+@pytest.mark.parametrize("killed", [False, True])
 def test_filled_by_somebody_else(broker: BrokerProcess, small_disk: Path, killed: bool) -> None:
     connection = connect(broker)
     channel = connection.channel()

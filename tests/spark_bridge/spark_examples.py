@@ -10,6 +10,7 @@ import confluent_kafka
 import confluent_kafka.admin
 import paho.mqtt.client
 import pika
+import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -37,12 +38,14 @@ def test_windows_close_and_what_comes_too_late_is_left_out(
     assert spark_windows.written(server) == [*closed, "09:05 attic: 12.0"]
 
 
+@pytest.mark.soak
 def test_a_stream_is_joined_with_a_table(spark: Any, shared_broker: BrokerProcess) -> None:
     server = f"127.0.0.1:{shared_broker.native_port}"
     spark_join.fill(shared_broker.mqtt_port, server)
     assert spark_join.run(spark, server) == [("attic", 31.0), ("kitchen", 22.5)]
 
 
+@pytest.mark.soak
 def test_dead_letters_of_all_doors_are_a_table_and_go_back(spark: Any, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[engine]\ngroup_initial_delay_ms = 0\n")

@@ -136,6 +136,7 @@ def test_a_replay_that_is_done_again_writes_nothing_twice(
     assert numbers(server, target) == list(range(250, 1000))
 
 
+@pytest.mark.soak
 def test_queues_and_filters_are_exported(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
     """A queue as it is looked into, one that is emptied, and what a filter matches."""
     ways = {

@@ -22,6 +22,7 @@ from routing.queues import fact_columns
 from routing.queues.homes import live_counts, moves, relocation, standby
 from routing.session import Consumer
 from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
+from tests.support.seeds import seeds
 
 QUEUES = {"d0": True, "d1": True, "d2": True, "t0": False}
 CONFIG = {
@@ -366,7 +367,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(12, 30))
 async def test_a_random_life(seed: int) -> None:
     life = Life(seed)
     while (ending := await life.live()) != "end":

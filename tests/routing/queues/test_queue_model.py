@@ -177,7 +177,7 @@ async def finish(running: Engine, model: Model) -> None:
 
 
 @pytest.mark.parametrize("slab_min", [1, 8])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(operations)
 def test_a_queue_does_what_its_model_does(slab_min: int, steps: list[tuple[str, object]]) -> None:
     """`slab_min`: from how many messages on slabs are watched as a whole."""

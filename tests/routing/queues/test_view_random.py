@@ -13,12 +13,12 @@ from tests.routing.queues.test_views import append, bodies, topic, view, worker
 
 
 async def test_at_random_with_crashes_nothing_is_lost_and_nothing_that_was_settled_for_good_comes_again() -> None:
-    for seed in range(12):
+    for seed in range(6):
         await _at_random(random.Random(seed), {})
 
 
 async def test_with_a_filter_that_is_so_of_what_it_wants_and_the_rest_is_never_seen() -> None:
-    for seed in range(12):
+    for seed in range(6):
         await _at_random(random.Random(seed), {"filter": "wanted.#"})
 
 
