@@ -285,7 +285,7 @@ class Replica(RuleBasedStateMachine):
 
 
 class TestReplica(Replica.TestCase):  # type: ignore[misc, name-defined]
-    settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 # ---- single rules

@@ -8,7 +8,7 @@ from tests.support import BrokerProcess
 
 def test_nothing_is_lost_and_nothing_that_is_gone_comes_again(broker: BrokerProcess) -> None:
     world = ViewWorld(broker, seed=11)
-    for _ in range(3):
+    for _ in range(2):
         world.round()
     assert broker.terminate() == 0
     broker.start()

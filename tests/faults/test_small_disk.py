@@ -271,9 +271,8 @@ def test_filled_by_somebody_else(broker: BrokerProcess, small_disk: Path, killed
     gives_back(small_disk)
 
 
-@pytest.mark.parametrize(
-    "arguments", [pytest.param({}, marks=pytest.mark.soak), {"x-deduplication-window-ms": 3_600_000}]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("arguments", [{}, {"x-deduplication-window-ms": 3_600_000}])
 def test_stragglers_on_a_disk_that_somebody_else_has_filled(
     broker: BrokerProcess, small_disk: Path, arguments: dict[str, int]
 ) -> None:

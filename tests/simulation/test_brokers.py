@@ -35,10 +35,8 @@ def test_nothing_is_lost_whatever_fails(schedules: int, kind: list[str]) -> None
     assert min(confirmed, delivered, 10 * again) > 100 * schedules, found.stdout
 
 
-@pytest.mark.parametrize(
-    ("seeds", "kind"),
-    [pytest.param(BROKERS, [], id="plain"), pytest.param(HARSH, ["--harsh"], id="harsh", marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("seeds", "kind"), [(BROKERS, []), (HARSH, ["--harsh"])], ids=["plain", "harsh"])
 def test_what_once_went_wrong(seeds: dict[int, str], kind: list[str]) -> None:
     found = simulate(*(option for seed in seeds for option in ("--seed", seed)), *kind)
     assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]

@@ -22,6 +22,7 @@ from millrace import BlockingClient
 from tests.support import BrokerProcess, broker_process
 
 
+@pytest.mark.soak
 def test_windows_close_and_what_comes_too_late_is_left_out(
     spark: Any, shared_broker: BrokerProcess, tmp_path: Path
 ) -> None:

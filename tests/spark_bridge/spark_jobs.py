@@ -223,6 +223,7 @@ def test_the_commands_say_what_is_wrong(
     assert list(tmp_path.iterdir()) == [], "no query was begun, of whose end Spark writes at length"
 
 
+@pytest.mark.soak
 def test_a_spark_that_does_not_start_is_a_line(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -28,6 +28,7 @@ def fill(server: str) -> None:
             producer.send("given", b"%d" % number, b"k", headers, timestamp_ms=START_MS + 1000 * number)
 
 
+@pytest.mark.soak
 def test_every_option_is_taken_by_spark(spark: Any, tmp_path: Path) -> None:
     files = Files(tmp_path)
     arguments = ("--tls-cert", files.cert, "--tls-ca", files.ca)
