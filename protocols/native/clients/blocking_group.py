@@ -107,6 +107,8 @@ class BlockingGroupConsumer:
     def _require_ours(self) -> None:
         if not self._is_ours:
             raise RuntimeError("a consumer belongs to the process that began it; begin another one behind the fork")
+        if self._thread.ident is None:
+            raise RuntimeError("a consumer reads within its block: with BlockingGroupConsumer(...) as consumer")
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -163,3 +163,10 @@ async def test_a_call_that_is_interrupted_before_its_thread_hears_of_it_ends(mon
         await in_thread(fill, running.server)
         threading.Thread(target=work, args=(running.server,), daemon=True).start()
         assert await trio.to_thread.run_sync(ended.wait, 10), "it waits for what never began"
+
+
+def test_a_consumer_that_was_not_begun_says_so() -> None:
+    consumer = BlockingGroupConsumer("127.0.0.1:1", "g", topics=["t"])
+    for call in (consumer.commit, lambda: next(iter(consumer)), lambda: consumer.position("t", 0)):
+        with pytest.raises(RuntimeError, match="within its block"):
+            call()
