@@ -192,10 +192,14 @@ class Stream:
                 again = kept.position < self._had_before or (isinstance(kept.what, Slabs) and kept.what.again)
                 begins = self._begins or kept.position != follows
                 link.publish(self.name, self._leader_epoch, kept, begins=begins, again=again)
+                if self._link is not link:
+                    break  # this broker itself has refused it at once: all of it comes again
                 self._begins, follows = False, kept.end
-            self._sent_before = self._sent_at_all = self.next_position
+            else:
+                self._sent_before = self.next_position
+            self._sent_at_all = self.next_position
             self._asked_of = link, self._leader_epoch
-        if self._asked_before < self.sync_before:
+        if self._link is link and self._asked_before < self.sync_before:
             self._asked_before = self.sync_before
             link.wait(self.name, self._leader_epoch, self.sync_before, self.written_offset)
 
@@ -259,8 +263,9 @@ class Stream:
         self._refused_by = None
         self.look()
 
-    def look(self) -> None:
+    def look(self, now_s: float | None = None) -> None:
         """Who leads the log, or whether there is a link to it, may have changed."""
+        now_s = self._forwarding.now_s() if now_s is None else now_s
         broker, leader_epoch = self._forwarding.leader_of(self.name)
         link = self._forwarding.link_for(broker)
         if self._asked_of is not None and self._is_held(self._asked_of, broker, leader_epoch):
@@ -268,8 +273,8 @@ class Stream:
         elif self._held_until_s is not None:
             self._held_until_s = self._asked_of = None
         retried = link is not None and self._refused_by == (link, leader_epoch)
-        if retried and self._forwarding.now_s() < self._refused_at_s + self._retry_s:
-            link = None
+        if retried and now_s < self._refused_at_s + self._retry_s:
+            link = None  # what it was sent is sent again then, whatever time has passed since it said so
         if link is self._link and (link is None or leader_epoch == self._leader_epoch):
             return
         if leader_epoch != self._leader_epoch:
@@ -278,7 +283,7 @@ class Stream:
         self._sent_before = self.kept[0].position if self.kept else self.next_position
         self._asked_before = 0
         if link is None:
-            self._away_since_s = self._away_since_s or self._forwarding.now_s()
+            self._away_since_s = self._away_since_s or now_s
         else:
             if not (retried and self.kept):
                 self._away_since_s = self.error = None
@@ -310,9 +315,10 @@ class Stream:
         if link is self._link and leader_epoch == self._leader_epoch:
             if self._refused_by == (link, leader_epoch):
                 self._retry_s = min(2 * self._retry_s, _RETRY_S_MAX)
-            self._refused_by, self._refused_at_s = (link, leader_epoch), self._forwarding.now_s()
+            now_s = self._forwarding.now_s()
+            self._refused_by, self._refused_at_s = (link, leader_epoch), now_s
             self._forwarding.spawn(self._look_later, self._retry_s)
-            self.look()
+            self.look(now_s)
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -351,8 +352,14 @@ async def test_what_was_taken_in_the_turn_of_a_hand_over_is_not_taken_again_by_t
         assert [body for body, _ in await leader.drain("q")] == [str(n) for n in range(number)]
 
 
-async def test_publishers_do_not_notice_that_a_home_is_handed_over() -> None:
-    async with mesh(serve_each_other=True) as brokers:
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+async def test_publishers_do_not_notice_that_a_home_is_handed_over(pause_s: float) -> None:
+    """Also where a process stands still for a moment whenever it has looked at the clock."""
+    async with mesh(serve_each_other=True, patience_s=1000) as brokers:
+        looks = count()
+        for member in brokers.members.values():
+            assert member.broker.engine is not None
+            member.broker.engine.forwarding.now_s = lambda: trio.current_time() + next(looks) * pause_s
         one = brokers.members[1]
         one.broker.topology.place_queue = lambda queue_id, arguments: 0
         await one.queue("q")
