@@ -139,13 +139,15 @@ class TopicPartition:
         """Append validated batches, idempotent producers' unless they are there already: the base offset of the first,
         and the offset behind the last. `check` raises if there is no transaction that they may be a part of: asked
         where none is open yet. Raises as `append` does, and OutOfOrderSequence, ProducerFenced,
-        CorruptBatch.
+        CorruptBatch; NotLeader if another broker leads it since that was looked at.
         """
         if check is None and any(header.is_transactional for header in headers):
             raise CorruptBatch("a batch of a transaction, and of none that is under way")
         states = await self._states()
         if check is not None:
             states = await self._joined(headers[0], check)
+        if self.leadership is not None and (refused := self.leadership.refusal()) is not None:
+            raise refused
         base_offset, end = -1, -1
         for header, batch in zip(headers, batches, strict=True):
             known = states.check(header) if header.producer_id >= 0 else None
