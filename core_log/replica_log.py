@@ -38,8 +38,10 @@ class ReplicaLog(PartitionLog):
     """Called with the new end when records are cut off; with -1 when all are, of which the leader may have some."""
     on_known: Callable[[int], None] | None = None
     """Called with how far the leader has committed what is in this log, where this disk does not keep all of that."""
-    on_hand_over: Callable[[], None] | None = None
-    """Called before its leader hands over: what was taken for it is to be appended now, and is committed first."""
+    on_hand_over: Callable[[], bool] | None = None
+    """Called before its leader hands over: what was taken for it is to be appended now, and is committed first. Whether
+    that is all: False if there is something to wait for, though not for long.
+    """
     on_lost: Callable[[], None] | None = None
     """Called before records are cut off that were committed."""
 

@@ -13,7 +13,8 @@
    (`LogState.transfer`), hands over to a member of the ISR: one swap, after which it serves nobody. Who is asked does
    so only when all that it has taken is committed, so that it has answered whoever waits, and nobody sends that to the
    next one again; and takes nothing more only once the others have shown that they keep up, so that one that does
-   not delays it and stops nobody.
+   not delays it and stops nobody. What is under way because of the log, and settled in it (`on_hand_over`), is waited
+   for as well, for half of `transfer_max_s`.
 6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
 7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time; but who
    would join has to keep what is committed.
@@ -400,15 +401,17 @@ class Leader:
         found = self._handed_to(to, brokers, now_s, prefix) if progress is not None and progress.accepted else None
         if found is None or (self.closed_until_s is not None and now_s >= self.closed_until_s):
             return msgspec.structs.replace(self.state, transfer=None), []
-        if self.log.on_hand_over is not None:
-            self.log.on_hand_over()
+        is_all = self.log.on_hand_over is None or self.log.on_hand_over()
         end = self.log.log_end_offset
         self._asked_at = end if self._asked_at is None else self._asked_at
         if self.closed_until_s is None and self._is_everywhere(self._asked_at):
             self.closed_until_s = now_s + self.config.transfer_max_s
         self._sync_before = end
         self.log.sync_to(end)
-        return found if self.closed_until_s is not None and self._is_everywhere(end) else (None, [])
+        if self.closed_until_s is None or not self._is_everywhere(end):
+            return None, []
+        is_late = self.closed_until_s - now_s < self.config.transfer_max_s / 2
+        return found if is_all or is_late else (None, [])
 
     def _is_everywhere(self, offset: int) -> bool:
         """Whether all that is before it is committed; where nothing can be, whether all of the ISR have it."""

@@ -266,10 +266,14 @@ class Homes:
             for client, epoch in partition.numbers.epochs.items():
                 self._broker.engine.forwarding.connections.fence(client, epoch)
         here.partition, here.said, here.silent_since_s = partition, None, None
-        here.log.on_hand_over = partition.seal
+        here.log.on_hand_over = partial(self._finish, partition)
         partition.ask = partial(self._look_at, here)
         self._led.append(here)
         self._broker.end_turn()
+
+    def _finish(self, partition: ReplicatedPartition) -> bool:
+        """Have all in the log that is to be there before it is handed over; whether that is so."""
+        return partition.finish(self._broker.dead_letters.under_way(partition))
 
     # --- retirement ------------------------------------------------------------------------
 

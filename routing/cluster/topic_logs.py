@@ -252,7 +252,7 @@ class TopicLogs:
         if leadership.leads:
             partition.next_offset = partition.log.log_end_offset
             if isinstance(partition.log, ReplicaLog):
-                partition.log.on_hand_over = partition.seal
+                partition.log.on_hand_over = partition.finish
         elif led:
             self._lose(partition, leadership)
 

@@ -11,7 +11,7 @@
    message at the last of them. Those that have nowhere to go let others pass, up to a limit.
 4. What waits here counts as delivered in its queue, and is back in it after a start.
 5. Where nothing may be given out now (`suspended`) no copies are made: another broker may lead the queue, and have had
-   the message settled.
+   the message settled. Nor are they where nothing can be settled; a home that is handed over waits for those under way.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from routing.topology.route import Route
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
+    from routing.queues.homes.queue_partition import QueuePartition
     from routing.queues.queue import Queue
     from routing.topology.virtual_host import VirtualHost
 
@@ -157,10 +158,16 @@ class DeadLetters:
         self._flights.clear()
         self.published.clear()
 
+    def under_way(self, home: QueuePartition) -> int:
+        """How many times originals of a home wait for their copies."""
+        return sum(flight.queue.partition is home for flight in (*self._flights, *self.published))
+
     def lost(self, log: PartitionLog) -> None:
-        """What was appended to a log may not stay: copies that it has are made again, for where they go now."""
-        lost = [flight for flight in (*self._flights, *self.published) if log in flight.targets]
-        self.published = [flight for flight in self.published if log not in flight.targets]
+        """What is not committed in a log may not stay: copies that it has are made again, for where they go now."""
+        committed = log.committed_offset
+        flights = (*self._flights, *self.published)
+        lost = [flight for flight in flights if flight.targets.get(log, committed) > committed]
+        self.published = [flight for flight in self.published if flight not in lost]
         for flight in lost:
             self._again(flight)
 
@@ -239,7 +246,7 @@ class DeadLetters:
             waiting.done(len(offsets))
             queue.settle_offsets(offsets)
             return
-        if queue.partition.suspended:
+        if queue.partition.suspended or queue.partition.refusal is not None:
             self._sleep(waiting)
             return
         maker = CopyMaker(queue.name, waiting.reason, target, self._broker.clock.now_ms() // 1000)

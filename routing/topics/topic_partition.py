@@ -245,6 +245,11 @@ class TopicPartition:
         known.appended()
         self._open.clear()
 
+    def finish(self) -> bool:
+        """`seal` before it is handed over; whether that is all."""
+        self.seal()
+        return not self._open
+
     async def latest(self) -> int:
         """The offset behind all that was appended before the question, though nobody may have asked for its sync yet.
 

@@ -85,6 +85,7 @@ class ReplicatedPartition(QueuePartition):
         self._told_before = self.next_offset
         self._carrying: Iterator[tuple[bytes, bytes]] | None = None
         self._carried_at = -1
+        self._was_under_way = -1
 
     def serve(self, delivers: bool, refusal: StorageUnavailable | None, instead: Home | None = None) -> None:
         """What this broker may do now: give messages out, and take them unless there is a `refusal`; with `instead`
@@ -256,6 +257,17 @@ class ReplicatedPartition(QueuePartition):
         super().seal()
         if brought:
             self.log.request_sync()
+
+    def finish(self, under_way: int) -> bool:
+        """`seal` before it is handed over, as a rule with what was settled; whether that is all, if so much that is
+        to be settled here is under way.
+        """
+        if under_way != self._was_under_way:
+            self._was_under_way = under_way
+            self.seal_all()  # not each time: consumers may settle without end
+        else:
+            self.seal()
+        return not under_way
 
     def _append(self, batch: bytes, base_offset: int) -> None:
         self._require_led()

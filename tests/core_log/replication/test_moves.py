@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from core_log.memory_files import MemoryFiles
 from core_log.replication.follower import Follower
@@ -157,9 +158,10 @@ def test_what_was_taken_and_is_not_appended_yet_is_committed_before_a_hand_over(
     leader, followers = leader_of(state())
     taken = [make_batch([b"a"])]
 
-    def append() -> None:
+    def append() -> bool:
         while taken:
             leader.log.append(taken.pop())
+        return True
 
     leader.log.on_hand_over = append
     leader.on_state(state(transfer=3), 101)
@@ -169,6 +171,23 @@ def test_what_was_taken_and_is_not_appended_yet_is_committed_before_a_hand_over(
     flush(leader.log)
     keep_up(leader, followers)
     change = leader.wish(BROKERS, 1.1)
+    assert change is not None
+    assert change.state.leader == 3
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_is_under_way_is_waited_for_before_a_hand_over_but_not_for_long(ends: bool) -> None:
+    leader, followers = leader_of(state())
+    is_all = False
+    leader.log.on_hand_over = lambda: is_all
+    leader.on_state(state(transfer=3), 101)
+    keep_up(leader, followers)
+    assert leader.wish(BROKERS, 1.0) is None
+    assert not leader.may_append()
+    half_s = leader.config.transfer_max_s / 2
+    assert leader.wish(BROKERS, 1.0 + half_s - 0.01) is None
+    is_all = ends
+    change = leader.wish(BROKERS, 1.0 + half_s + (0 if ends else 0.01))
     assert change is not None
     assert change.state.leader == 3
 
