@@ -121,7 +121,10 @@ class Plan:
                 yield queue, entry, outcome is Outcome.DISCARD
 
     def require_logs(self) -> None:
-        """Raises StorageUnavailable if a log that the commit concerns refuses writes."""
+        """Raises StorageUnavailable if a log that the commit concerns refuses writes, or is being handed over."""
+        for home in {**self.published, **self.settled}:
+            if isinstance(home, QueuePartition):
+                home.look_again()
         for route in self.routes:
             failed = route.error()
             if failed is not None:

@@ -129,6 +129,8 @@ class Effects:
         StorageUnavailable.
         """
         home = topology.stripes[place] if place != TOPICS else None
+        if isinstance(home, QueuePartition):
+            home.look_again()
         queues = home.queues if home is not None else {}
         ends: dict[PartitionLog, int] = {}
         touched: dict[TopicPartition, None] = {}

@@ -211,9 +211,10 @@ class SharedTransactions:
                 plan.session.finish(entry, outcome)
         if effects.is_current(self._topology):
             try:
+                plan.require_logs()  # the next leader may have what is put into a log that is being handed over, or not
                 plan.prepare()
                 put = effects.deliver(plan, again=again)
-            except LogUnavailable:
+            except (LogUnavailable, StorageUnavailable):
                 pass  # `_put` tries again
         plan.seal()
         self._engine.want_turn()

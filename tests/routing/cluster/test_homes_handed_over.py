@@ -1,11 +1,16 @@
-"""Homes whose leader hands over while the broker itself moves what is in their queues."""
+"""Homes whose leader hands over while there is more to it than what clients publish."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+import trio
 
+from core_log.replication.leader import Leader
+from core_log.replication.state import Change
+from routing.cluster.clients.transaction_effects import Target
 from routing.republishing.dead_letters import _Flight
 from tests.support.home_cluster import Mesh, mesh, until
 
@@ -50,3 +55,52 @@ async def test_who_hands_over_waits_for_dead_letters_that_are_under_way(home: in
             await until(lambda: leader.count("dead"))
             found += [body for body, _ in await leader.drain("dead")]
         assert found == ["0", "1", "2", "last"]
+
+
+async def test_a_transaction_is_not_put_into_what_is_being_handed_over() -> None:
+    """The next leader might have it, without anybody knowing: then it would be there twice."""
+    async with mesh(serve_each_other=True) as brokers, trio.open_nursery() as nursery:
+        one = brokers.members[1]
+        await declared(brokers, {"q": 0, "other": 1})
+        assert one.leads(0)
+        shared, role = one.broker.transactions.shared, one.part.role_of("home-0")
+        assert shared is not None
+        assert role is not None
+        decide, apply, swap = shared._decide, shared._apply, one.part.states._swap
+        applied, told, log = trio.Event(), trio.Event(), one.log(0)
+        advance = log.advance_high_watermark
+
+        async def swap_later(of: Leader, change: Change) -> None:
+            if of is role:
+                await told.wait()
+            await swap(of, change)
+
+        async def decide_before(number: int, key: bytes, record: bytes) -> bool:
+            found = await decide(number, key, record)
+            await one.one.members.update(draining=True)
+            await until(lambda: role.handing_over)
+            return found
+
+        def put(*arguments: Any, **options: Any) -> Mapping[int, Sequence[Target]]:
+            applied.set()
+            log.advance_high_watermark = lambda offset: None  # type: ignore[method-assign]
+            return apply(*arguments, **options)
+
+        one.part.states._swap, shared._decide, shared._apply = swap_later, decide_before, put  # type: ignore[method-assign]
+        client = one.client()
+        client.session.begin()
+        client.publish("q", "x")
+        client.publish("other", "x")
+        nursery.start_soon(client.session.commit)
+        await applied.wait()
+        one.turn()
+        await until(lambda: len({member.log(0).log_end_offset for member in brokers.members.values()}) == 1)
+        told.set()
+        await until(lambda: not one.leads(0))
+        log.advance_high_watermark = advance  # type: ignore[method-assign]
+        await one.one.members.update(draining=False)
+        for index, name in enumerate(("q", "other")):
+            leader = await brokers.settled(index)
+            await until(lambda leader=leader, name=name: leader.count(name))  # type: ignore[misc]
+            await until(lambda: not shared._works)
+            assert [body for body, _ in await leader.drain(name)] == ["x"]
