@@ -188,10 +188,10 @@ class SharedTransactions:
         )
 
     async def _decide(self, number: int, key: bytes, record: bytes) -> bool:
-        """Have the record kept: rule 2; whether it was the first try that did it. Raises StorageUnavailable: it is
-        not, and nothing of the transaction will ever be.
+        """Have the record kept: rule 2; whether none but the last try may have done it. Raises StorageUnavailable: it
+        is not, and nothing of the transaction will ever be.
         """
-        certain = True
+        certain, until_s = True, trio.current_time() + _KEEP_PATIENCE_S
         while True:
             try:
                 await self._keep(number, key, record)
@@ -199,7 +199,7 @@ class SharedTransactions:
             except OutcomeUnknown:
                 certain = False
             except StorageUnavailable:
-                if certain:
+                if certain and trio.current_time() >= until_s:
                     raise
             await trio.sleep(_RETRY_S)
 
@@ -283,7 +283,7 @@ class SharedTransactions:
     # ---- records
 
     def _log_for_records(self) -> int:
-        """The number of a log to keep a record in. Raises StorageUnavailable."""
+        """The number of a log to keep a record in."""
         for part, _ in self.stores.led():
             if part.role is not None and part.role.may_append():
                 return part.number
@@ -291,7 +291,7 @@ class SharedTransactions:
             number = (self._cluster.broker_id + place) % self.stores.count
             if self._cluster.leader_of(log_of_kind(TRANSACTIONS, number))[0] in self._engine.transaction_links:
                 return number
-        raise StorageUnavailable(f"nobody leads {_WHAT} now")
+        return self._cluster.broker_id % self.stores.count  # whoever leads it soon
 
     async def _keep(self, number: int, key: bytes, record: bytes | None) -> None:
         link = await self.keeper(number)
@@ -355,7 +355,10 @@ class SharedTransactions:
 
     async def keep_here(self, number: int, key: bytes, record: bytes | None) -> None:
         """See `TransactionLink.keep`, of a log that is led here, or will be soon."""
-        part, store = await self.store_here(number)
+        found = await self.stores.at(number, _WHAT, may_forward=lambda: True)
+        if isinstance(found, int):
+            raise StorageUnavailable(f"broker {found} leads {_WHAT}")
+        part, store = found
         try:
             if record is not None or store.get(key) is not None:
                 store.put(key, record)

@@ -11,6 +11,7 @@ import trio
 from core_log.replication.leader import Leader
 from core_log.replication.state import Change
 from routing.cluster.clients.transaction_effects import Target
+from routing.cluster.metadata.log_names import TRANSACTIONS, log_of_kind
 from routing.republishing.dead_letters import _Flight
 from tests.support.home_cluster import Mesh, mesh, until
 
@@ -104,3 +105,59 @@ async def test_a_transaction_is_not_put_into_what_is_being_handed_over() -> None
             await until(lambda leader=leader, name=name: leader.count(name))  # type: ignore[misc]
             await until(lambda: not shared._works)
             assert [body for body, _ in await leader.drain(name)] == ["x"]
+
+
+async def test_a_commit_goes_to_the_next_leader_of_the_records_of_transactions() -> None:
+    """Who was asked to keep the record hands over before it is asked; nobody but the other brokers leads any."""
+    async with mesh(serve_each_other=True) as brokers:
+        one, two = brokers.members[1], brokers.members[2]
+        await declared(brokers, {"q": 0, "other": 1})
+        shared = two.broker.transactions.shared
+        assert shared is not None
+        keeper, asked = shared.keeper, list[object]()
+
+        async def keeper_before(number: int) -> object:
+            found = await keeper(number)
+            if not asked:
+                asked.append(found)
+                await one.one.members.update(draining=True)
+                await until(lambda: not list(one.broker.transactions.shared.stores.led()))  # type: ignore[union-attr]
+            return found
+
+        mine = next(
+            number
+            for number in range(shared.stores.count)
+            if two.part.leader_of(log_of_kind(TRANSACTIONS, number))[0] == 1
+        )
+        shared._log_for_records = lambda: mine  # type: ignore[method-assign]
+        shared.keeper = keeper_before  # type: ignore[method-assign, assignment]
+        client = two.client()
+        client.session.begin()
+        client.publish("q", "x")
+        client.publish("other", "x")
+        with trio.fail_after(4):
+            await client.session.commit()
+        assert asked
+        await one.one.members.update(draining=False)
+
+
+async def test_a_commit_waits_for_a_leader_of_the_records_of_transactions() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one = brokers.members[1]
+        await declared(brokers, {"q": 0, "other": 1})
+        shared = one.broker.transactions.shared
+        assert shared is not None
+        for me in (2, 3):
+            await brokers.members[me].one.members.update(draining=True)
+        await until(
+            lambda: {one.part.leader_of(log_of_kind(TRANSACTIONS, n))[0] for n in range(shared.stores.count)} == {1}
+        )
+        led = shared.stores.led
+        waited = trio.current_time() + 0.2
+        shared.stores.led = lambda: led() if trio.current_time() > waited else iter(())  # type: ignore[method-assign]
+        client = one.client()
+        client.session.begin()
+        client.publish("q", "x")
+        client.publish("other", "x")
+        with trio.fail_after(4):
+            await client.session.commit()
