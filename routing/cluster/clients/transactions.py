@@ -245,15 +245,20 @@ class SharedTransactions:
 
     async def reached(self, targets: Sequence[Target]) -> bool:
         """Wait until all of it is committed; False: it will not be by itself."""
-        for log, end, stands in targets:
-            while stands() and log.committed_offset < end:
-                with suppress(StorageUnavailable):
-                    await self._broker.commits.committed([(log, end)])
-                if log.committed_offset < end:
-                    await trio.sleep(_RETRY_S / 2)
-            if not stands():
-                return False
-        return True
+        found: list[bool] = []
+        async with trio.open_nursery() as nursery:
+            for target in targets:  # side by side: what is committed may be handed over while others are waited for
+                nursery.start_soon(self._reach, target, found)
+        return all(found)
+
+    async def _reach(self, target: Target, found: list[bool]) -> None:
+        log, end, stands = target
+        while stands() and log.committed_offset < end:
+            with suppress(StorageUnavailable):
+                await self._broker.commits.committed([(log, end)])
+            if log.committed_offset < end:
+                await trio.sleep(_RETRY_S / 2)
+        found.append(stands())
 
     async def _settle(self, home: int, settlements: Sequence[Settlement], finished: Collection[QueuePartition]) -> None:
         log = home_log(home)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from core_log.replication.leader import Leader
 from core_log.replication.state import Change
@@ -161,3 +162,27 @@ async def test_a_commit_waits_for_a_leader_of_the_records_of_transactions() -> N
         client.publish("other", "x")
         with trio.fail_after(4):
             await client.session.commit()
+
+
+async def test_what_is_committed_may_be_handed_over_while_the_rest_is_waited_for() -> None:
+    async with mesh(serve_each_other=True) as brokers, trio.open_nursery() as nursery:
+        one = brokers.members[1]
+        await declared(brokers, {"q": 0})
+        shared, log, stands, found = one.broker.transactions.shared, one.log(0), True, list[bool]()
+        assert shared is not None
+        advance = log.advance_high_watermark
+        log.advance_high_watermark = lambda offset: None  # type: ignore[method-assign]
+        one.client().publish("q", "x")
+        one.turn()
+        slow = Target(log, log.log_end_offset, lambda: True)
+        other = Target(log, log.high_watermark, lambda: stands)
+
+        async def wait() -> None:
+            found.append(await shared.reached([slow, other]))
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked(0.005)
+        stands = False
+        log.advance_high_watermark = advance  # type: ignore[method-assign]
+        await until(lambda: found)
+        assert found == [True]
