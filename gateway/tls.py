@@ -3,7 +3,8 @@
 1. The batch survives: one read from the socket is decrypted as a whole, and what a turn wrote is joined first,
    encrypted in records of 16 KiB and sent with one call. Nothing here happens per message.
 2. TLS 1.2 and 1.3 alone, no renegotiation, no compression. What the peer's certificate says was verified, or is not
-   there: a certificate that does not verify ends the handshake.
+   there: a certificate that does not verify ends the handshake. Where clients have some, each connection verifies
+   its own: OpenSSL looks at none in a session that is resumed, and would let them in for ever once they have expired.
 3. Certificates are replaced without a restart: every handshake takes the context of its moment, and a context is
    replaced as a whole, so files that do not fit together (yet) change nothing. Connections live on.
 """
@@ -14,6 +15,7 @@ import contextlib
 import os
 import socket
 import ssl
+import time
 from collections.abc import Iterable, Mapping
 
 import structlog
@@ -120,12 +122,16 @@ class TlsLayer:
         )
 
     def shake(self, data: bytes) -> bool:
-        """Take bytes of the handshake; whether it is complete. Raises ssl.SSLError."""
+        """Take bytes of the handshake; whether it is complete. Raises ssl.SSLError, Unverified."""
         self._incoming.write(data)
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             return False
+        # TLS 1.2 has sessions without tickets as well. One that ends here is forgotten, so the next try is verified.
+        certificate = self._object.getpeercert() if self._object.session_reused else None
+        if certificate and ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():
+            raise Unverified("the certificate of a session that was resumed has expired")
         return True
 
     def decrypt(self, data: bytes) -> bytes:
@@ -307,6 +313,9 @@ def make_context(config: Tls, *, protocol: int = ssl.PROTOCOL_TLS_SERVER) -> ssl
     if config.ca and config.verify != "none":
         context.load_verify_locations(config.ca)
         context.verify_mode = ssl.CERT_REQUIRED if config.verify == "required" else ssl.CERT_OPTIONAL
+        context.options |= ssl.OP_NO_TICKET
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0
     return context
 
 
