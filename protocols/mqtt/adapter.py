@@ -252,6 +252,7 @@ class MqttAdapter:
             self._refuse(code, connect)
             return
         previous = sessions.clients.get(connect.client_id)
+        begun = previous if previous is not None and previous.has_begun else None
         if previous is not None:
             previous.taken_over(self.peer)
         sessions.clients[connect.client_id] = self
@@ -260,7 +261,7 @@ class MqttAdapter:
         try:
             if not assigned and self.broker.elsewhere is not None and not await sessions.take_over(self):
                 self.end("the client connected elsewhere", logging.DEBUG)
-            lasting = None if self.closed else await open_session(self, connect)
+            lasting = None if self.closed else await open_session(self, connect, begun)
         except BrokerError as error:
             self._refuse_session(error)
         self._lasting = lasting

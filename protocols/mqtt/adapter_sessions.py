@@ -222,10 +222,11 @@ class LastingSession:
         """Have the session last for another time. Raises BrokerError."""
         await self._change({"x-expires": _expires_ms(expiry_s)})
 
-    async def resume(self, config: MqttConfig, expiry_s: int) -> None:
+    async def resume(self, config: MqttConfig, expiry_s: int, previous: MqttAdapter | None) -> None:
         """It was there before: have its queue the arguments that it would be made with now. Raises BrokerError.
 
-        A shorter expiry waits for `consumed`: until then it would run, and with it the client's messages.
+        A shorter expiry waits for `consumed`: until then it would run, and with it the client's messages. What the
+        `previous` connection has said with its DISCONNECT may be under way, and is undone as well.
         """
         queue = self.queue
         if queue is None:
@@ -234,8 +235,10 @@ class LastingSession:
         wanted = _limits(config) | _keeping(config) | {"x-expires": expires_ms}
         changes = {key: value for key, value in wanted.items() if queue.arguments.get(key) != value}
         self._shortened = expires_ms is not None and (before_ms is None or expires_ms < before_ms)
+        if previous is not None and _expires_ms(previous.connect.session_expiry_s) != expires_ms:
+            changes["x-expires"] = expires_ms
         if self._shortened:
-            del changes["x-expires"]
+            changes.pop("x-expires", None)
         if changes:
             await self._change(changes)
 
@@ -251,16 +254,18 @@ class LastingSession:
         await adapter.broker.alter_queue(self.name, changes, owner=adapter, vhost=adapter.config.virtual_host)
 
 
-async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession | None:
-    """What of a client's session lasts, from CONNECT on; None if nothing does. A clean start ends the one there is
-    (MQTT-3.1.2-4). Raises BrokerError.
+async def open_session(adapter: MqttAdapter, connect: Connect, previous: MqttAdapter | None) -> LastingSession | None:
+    """What of a client's session lasts, from CONNECT on, which ends its `previous` connection; None if nothing does.
+    A clean start ends the one there is (MQTT-3.1.2-4). Raises BrokerError.
     """
     broker, vhost = adapter.broker, adapter.config.virtual_host
     name, client_id = queue_name(connect.client_id), connect.client_id
     there = broker.topology.vhost(vhost).queues.get(name)
     present = there is not None and there.partition.durable and not there.exclusive
-    # One that was to end with its connection has ended (MQTT-4.1.0-2), though its queue may be about to go only.
+    # One that was to end with its connection has ended (MQTT-4.1.0-2), though its queue is about to go only, or what a
+    # DISCONNECT said of it about to be durable.
     ended = there is not None and there.arguments.get("x-expires") == _AT_ONCE_MS
+    ended = ended or (previous is not None and previous.connect.session_expiry_s == 0)
     if present and (connect.clean_start or ended):
         await broker.delete_queue(name, owner=adapter, vhost=vhost)
         present = False
@@ -275,6 +280,6 @@ async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession
         await broker.declare_queue(name, durable=True, arguments=arguments, owner=adapter, vhost=vhost)
     session = LastingSession(adapter, client_id, present)
     if present:
-        await session.resume(adapter.config, connect.session_expiry_s)
+        await session.resume(adapter.config, connect.session_expiry_s, previous)
     await session.begin(client_id)
     return session

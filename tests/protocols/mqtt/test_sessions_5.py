@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import trio
 from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
-from protocols.mqtt.adapter_sessions import EXPIRY_S_MAX
+from protocols.mqtt.adapter_sessions import EXPIRY_S_MAX, sessions_of
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import NEVER_S
 from protocols.mqtt.reasons import ReasonCode
@@ -101,6 +102,24 @@ async def test_the_expiry_is_that_of_the_last_connect_or_disconnect(world: World
     await later(clock, 1)
     _, there = await is_present(world, 0)
     assert not there
+
+
+@pytest.mark.parametrize("expiry_s", [0, 5])
+async def test_the_expiry_of_a_disconnect_that_is_not_durable_yet_is_known_to_the_next_connection(
+    world: World, clock: MockClock, expiry_s: int
+) -> None:
+    client, _ = await is_present(world, 100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.send, disconnect_5(0, block(session_expiry=expiry_s)))
+        while sessions_of(world.broker).clients["s"].connect.session_expiry_s != expiry_s:
+            await trio.lowlevel.checkpoint()
+        assert not client.closed
+        client, there = await is_present(world, 100)
+    assert there == bool(expiry_s)
+    client.lose()
+    await later(clock, 50)
+    _, there = await is_present(world, 100)
+    assert there, "it lasts as long as the last CONNECT said"
 
 
 async def test_a_session_that_is_to_end_with_this_connection_does_not_end_before(
