@@ -17,7 +17,7 @@ from core_log.partition_log import PartitionLog
 from core_log.replication.state import LogState
 from routing.administration.operations import LOOKS, operation, table
 from routing.cluster.metadata.health import is_single_copy, names_by_id, place
-from routing.cluster.metadata.records import CONTROLLER, DIRECTORIES, BrokerRecord, ControllerRecord, decode
+from routing.cluster.metadata.records import CONTROLLER, BrokerRecord, ControllerRecord, decode
 from routing.topics.reserved_names import OFFSETS, QUEUES
 
 if TYPE_CHECKING:
@@ -44,13 +44,12 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
     entry = cluster.store.get(CONTROLLER)
     controller = decode(entry.value, ControllerRecord).broker if entry is not None else None
     alive = cluster.members.brokers
-    known = {int(key.removeprefix(DIRECTORIES)) for key, _ in cluster.store.items(DIRECTORIES)} | alive.keys()
     brokers = [
         _described(number, alive[number].record)
         | {"alive": True, "epoch": alive[number].epoch, "draining": alive[number].draining}
         if number in alive
         else _described(number, None)
-        for number in sorted(known)
+        for number in sorted(cluster.members.known)
     ]
     return {"broker": cluster.broker_id, "controller": controller, "brokers": brokers}
 

@@ -126,9 +126,11 @@ class TopicLogs:
         """
         cluster = self._cluster
         places = places_of(cluster.members.brokers.values())
-        if said.asked > len(places):
-            text = f"topic config replication.factor={said.asked} is more than there are brokers ({len(places)})"
-            raise InvalidReplication(text)
+        count = len(cluster.members.known)  # who does not run now gets its replica when it is back
+        if said.asked > count:
+            raise InvalidReplication(
+                f"topic config replication.factor={said.asked} is more than there are brokers ({count})"
+            )
         if not places:
             raise StorageUnavailable("no broker is there that could have the topic")
         # Homes and group offsets are balanced each by itself: topics need not make up for what is not even there.
@@ -141,7 +143,9 @@ class TopicLogs:
         else:
             where = spread(len(indexes), places, said.factor, leads, held)
         for index, chosen in zip(indexes, where, strict=True):
-            state = new_state(chosen, factor=said.factor, minimum=said.minimum, unclean=said.unclean)
+            state = new_state(
+                chosen, factor=said.factor, minimum=said.minimum, unclean=said.unclean, strict=said.asked > 0
+            )
             puts.append((log_key(b"", topic_log(uid, index)), encode(state)))
         guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
         return puts, guards

@@ -173,9 +173,9 @@ async def test_who_leads_a_topic_may_go_and_leads_again_when_it_is_back(etcd: Et
         await until(lambda: not any(list(tmp_path.glob("*/topics/t-*")) + list(tmp_path.glob("*/deleting/*"))))
 
 
-def _in_sync(broker: Running, count: int) -> bool:
+def _in_sync(broker: Running, count: int, topic: str = "t") -> bool:
     logs = broker.cluster.elections.logs
-    uid = broker.server.broker.topics["t"].uid
+    uid = broker.server.broker.topics[topic].uid
     return all(len(known.state.isr) == count for name, known in logs.items() if uid in name)
 
 
@@ -204,6 +204,32 @@ async def test_too_few_replicas_refuse_before_anything_is_appended(etcd: EtcdPro
             await nursery.start(brokers[gone].run)
             await until(lambda: log.high_watermark == 20)
             assert await produced(to, "t", 0) == 20
+
+
+async def test_a_topic_is_made_with_the_replicas_asked_for_while_a_broker_is_not_there(
+    etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    config = {**FOREVER, "replication.factor": "3", "min.insync.replicas": "3"}
+    async with three(etcd, tmp_path, "without") as (nursery, brokers):
+        async with Client(f"127.0.0.1:{brokers[1].server.ports['native']}") as client:
+            await client.create_topic("t", config=FOREVER | {"replication.factor": "3"})
+            await brokers[3].stop()
+            await until(lambda: 3 not in brokers[1].cluster.members.brokers)
+            await client.create_topic("u", config=config)
+            await client.create_partitions("t", 2)
+            with pytest.raises(MillraceError, match=r"replication.factor=4 is more than there are brokers \(3\)"):
+                await client.create_topic("v", config={"replication.factor": "4"})
+        async with link(brokers[1]) as asked:
+            (made,) = await leaders(asked, "u")
+        assert sorted(made.replicas) == [1, 2]
+        async with link(brokers[made.leader]) as to:
+            assert await produce(to, ("u", 0)) == [(ErrorCode.NOT_ENOUGH_REPLICAS, -1)], "its minimum holds"
+        brokers[3] = Running(brokers[3].config)
+        await nursery.start(brokers[3].run)
+        await until(lambda: _in_sync(brokers[3], 3) and _in_sync(brokers[3], 3, "u"))
+        async with link(brokers[3]) as asked:
+            (made,) = await leaders(asked, "u")
+        assert sorted(made.replicas) == sorted(made.isr) == [1, 2, 3]
 
 
 async def test_blocking_clients_find_leaders_and_follow_them(etcd: EtcdProcess, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from routing.cluster.metadata.joining import (
 )
 from routing.cluster.metadata.records import (
     BROKERS,
+    DIRECTORIES,
     DRAINS,
     META,
     RETAINED_LOGS,
@@ -124,6 +125,11 @@ class Members:
         store.lease_lost.append(self._lease_lost)
         for key, entry in store.items(BROKERS):
             self._note(key, entry.value, entry.create_revision)
+
+    @property
+    def known(self) -> set[int]:
+        """The brokers of the cluster, whether they run now or not."""
+        return {int(key.removeprefix(DIRECTORIES)) for key, _ in self._store.items(DIRECTORIES)} | self.brokers.keys()
 
     @property
     def record(self) -> BrokerRecord:

@@ -50,12 +50,15 @@ def ring(places: Iterable[Place], start: int, count: int, held: Mapping[int, int
     return chosen
 
 
-def new_state(places: Sequence[Place], *, factor: int, minimum: int, unclean: bool = False) -> LogState:
+def new_state(
+    places: Sequence[Place], *, factor: int, minimum: int, unclean: bool = False, strict: bool = False
+) -> LogState:
     """The state of a log that nothing is in yet: all its replicas are in sync, the first leads. `factor` and `minimum`
-    are what it should have; `unclean` is whether others may lead it when none of those in sync is left.
+    are what it should have; `unclean` is whether others may lead it when none of those in sync is left, `strict`
+    whether the minimum holds though there are fewer brokers.
     """
     first = places[0]
-    now = minimum if len(places) >= factor else min(minimum, minimum_of(len(places)))
+    now = minimum if strict or len(places) >= factor else min(minimum, minimum_of(len(places)))
     return LogState(
         replicas=tuple(place.broker for place in places),
         isr=tuple((place.broker, place.epoch) for place in places),

@@ -46,6 +46,7 @@ def test_a_new_log_is_in_sync_and_led() -> None:
 def test_a_log_grows_as_brokers_come_and_its_minimum_with_its_isr() -> None:
     state = new_state(THREE[:1], factor=3, minimum=2)
     assert (state.min_insync, grown(state, THREE[:1], 2)) == (1, state)
+    assert new_state(THREE[:1], factor=3, minimum=2, strict=True).min_insync == 2
     state = grown(state, THREE, 2)
     assert (state.replicas, state.isr_brokers, state.min_insync) == ((3, 1, 2), [1], 1)
     assert grown(state, THREE, 2) == state
