@@ -246,6 +246,9 @@ class SharedTransactions:
     async def reached(self, targets: Sequence[Target]) -> bool:
         """Wait until all of it is committed; False: it will not be by itself."""
         found: list[bool] = []
+        if len(targets) == 1:
+            await self._reach(targets[0], found)
+            return all(found)
         async with trio.open_nursery() as nursery:
             for target in targets:  # side by side: what is committed may be handed over while others are waited for
                 nursery.start_soon(self._reach, target, found)
