@@ -250,7 +250,7 @@ class TopicLogs:
             self._come_or_go(name, partition, leadership, open_log)
         led, leadership.leads = leadership.leads, self._cluster.role_of(name) is not None
         if leadership.leads:
-            partition.forward = None
+            partition.forward, partition.behind = None, partition.forward or partition.behind
         elif partition.forward is None and self.forward is not None:
             partition.forward = self.forward(name)
         if leadership.leads:

@@ -53,6 +53,10 @@ class Forward(Protocol):
     ) -> tuple[PartitionLog, int]:
         """Have records appended there; what has to get how far for them to be safe."""
 
+    @property
+    def has_waiting(self) -> bool:
+        """Something that was to be appended was not taken yet, by whomever."""
+
     async def read(self, offset: int, before: int, size_bytes: int) -> list[BytesLike]:
         """Whole batches that it has from `offset` on, below `before`. Raises CorruptBatch, StorageUnavailable."""
 

@@ -41,8 +41,8 @@ class TopicPartition:
     """One partition: its log, and the slabs waiting to be sealed into it."""
 
     __slots__ = (
-        "_learn", "_mark_dirty", "_open", "_segments", "forward", "index", "known", "leadership", "leases", "log",
-        "next_offset", "producers", "taken", "topic_name",
+        "_learn", "_mark_dirty", "_open", "_segments", "behind", "forward", "index", "known", "leadership", "leases",
+        "log", "next_offset", "producers", "taken", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,8 @@ class TopicPartition:
         """Of one that other brokers may have; None: it is this broker's alone."""
         self.forward: Forward | None = None
         """To its leader, where that is another broker."""
+        self.behind: Forward | None = None
+        """What this broker had sent to the leader before it became that: what it takes now comes behind it."""
         self.log = log
         self.taken: list[Callable[[], None]] = []
         """Called when it has another log."""
@@ -216,8 +218,11 @@ class TopicPartition:
         self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
     ) -> tuple[PartitionLog, int]:
         """`append_records` wherever the partition is led; the log, and how far it has to get."""
-        if self.forward is not None:
-            return self.forward.append_records(keys, header_blocks, bodies, body_bytes)
+        if self.behind is not None and not self.behind.has_waiting:
+            self.behind = None
+        forward = self.forward or self.behind
+        if forward is not None:
+            return forward.append_records(keys, header_blocks, bodies, body_bytes)
         return self.log, self.append_records(keys, header_blocks, bodies, body_bytes)
 
     def seal(self) -> None:

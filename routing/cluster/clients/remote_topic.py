@@ -40,6 +40,11 @@ class RemoteTopicPartition:
         # What a confirm asks of a log is all that a stream answers.
         return cast("PartitionLog", self._stream), end
 
+    @property
+    def has_waiting(self) -> bool:
+        """See `Forward`."""
+        return not self._stream.all_taken
+
     async def read(self, offset: int, before: int, size_bytes: int) -> list[BytesLike]:
         """See `Forward`."""
         log = self._stream.name

@@ -9,7 +9,7 @@ from core_log.producer_states import ProducerStates
 from core_log.record_batch import validate
 from routing.errors import NotLeader
 from routing.topics.topic_partition import TopicPartition
-from tests.core_log.helpers import make_batch
+from tests.core_log.helpers import make_batch, read_all
 from tests.protocols.kafka.door import idempotent
 from tests.support.home_cluster import Member, Mesh, mesh, until
 
@@ -50,3 +50,45 @@ async def test_who_reads_of_producers_meanwhile_appends_nothing_to_what_another_
         with pytest.raises(NotLeader), trio.fail_after(10):
             await partition.append_once([validate(batch)], [batch])
         assert partition.log.log_end_offset == 0
+
+
+async def test_what_is_published_at_any_broker_stays_in_its_order() -> None:
+    """Also at the one that leads next: what it has sent and was not answered for comes before what it takes itself."""
+    async with mesh(serve_each_other=True) as brokers:
+        members = list(brokers.members.values())
+        leader, partition = await led(brokers)
+        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
+        await until(lambda: all("t" in member.broker.topology.vhosts["/"].streams for member in members))
+        clients = {member: member.client() for member in members}
+        number = dict.fromkeys(members, 0)
+        going = True
+
+        async def publish(member: Member) -> None:
+            while going:
+                clients[member].publish("t", f"{member.me}-{number[member]}", confirm=True)
+                number[member] += 1
+                member.turn()
+                await trio.sleep(0.001)
+
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                nursery.start_soon(publish, member)
+            for _ in range(4):
+                leader = next(member for member in members if leads(member))
+                await leader.one.members.update(draining=True)
+                await until(lambda leader=leader: any(leads(one) for one in members if one is not leader))  # type: ignore[misc]
+                await leader.one.members.update(draining=False)
+                await trio.sleep(0.02)
+            going = False
+        for member, client in clients.items():
+            await until(lambda client=client, member=member: client.confirmed == number[member])  # type: ignore[misc]
+        found = [str(value or b"", "ascii") for _, value in read_all(partition.log)]
+        for member, client in clients.items():
+            refused = {n for told in client.events if told[0] == "refuse" for n in range(told[1] - 1, told[2])}
+            own = [text for text in found if text.startswith(f"{member.me}-")]
+            assert own == [f"{member.me}-{n}" for n in range(number[member]) if n not in refused]
+
+
+def leads(member: Member) -> bool:
+    (partition,) = member.broker.topics["t"].partitions
+    return partition.leadership is not None and partition.leadership.refusal() is None
