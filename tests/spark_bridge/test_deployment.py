@@ -38,7 +38,7 @@ def wheel(directory: Path) -> Path:
     for package in CHECKOUT.glob("*/__init__.py"):
         left_out = shutil.ignore_patterns("__pycache__")
         shutil.copytree(package.parent, source / package.parent.name, ignore=left_out)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", directory, source]
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", directory, source]
     subprocess.run(command, check=True, capture_output=True)
     (found,) = directory.glob("*.whl")
     return found
