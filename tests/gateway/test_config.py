@@ -163,7 +163,7 @@ def test_every_number_has_a_range_and_what_is_outside_is_refused_by_name(tmp_pat
         default = attrgetter(name)(Config())
         assert default is None or low <= default <= high, name
         table, _, key = name.rpartition(".")
-        for wrong in (low - 1, high + 1, "nan"):
+        for wrong in (low - 1, high + 1, -(10**30), 10**30, "nan"):
             with pytest.raises(ConfigError) as error:
                 load(tmp_path, f"[{table}]\n{key} = {wrong}\n")
             assert str(error.value).startswith(f"{tmp_path / 'millrace.toml'}: {name}: expected "), error.value
