@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from core_log.absent_log import AbsentLog
@@ -194,6 +195,8 @@ class TopicLogs:
 
         leadership = PartitionLeadership(self._cluster, name, what)
         partition = TopicPartition(topic, index, log(), mark_dirty, leadership, learn)
+        if self.forward is not None:
+            partition.elsewhere = partial(self.forward, name)
         self._partitions[name] = partition, leadership, log
         self._moved(name)
         return partition

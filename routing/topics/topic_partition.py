@@ -41,8 +41,8 @@ class TopicPartition:
     """One partition: its log, and the slabs waiting to be sealed into it."""
 
     __slots__ = (
-        "_learn", "_mark_dirty", "_open", "_segments", "behind", "forward", "index", "known", "leadership", "leases",
-        "log", "next_offset", "producers", "taken", "topic_name",
+        "_learn", "_mark_dirty", "_open", "_segments", "behind", "elsewhere", "forward", "index", "known", "leadership",
+        "leases", "log", "next_offset", "producers", "taken", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +62,9 @@ class TopicPartition:
         self.forward: Forward | None = None
         """To its leader, where that is another broker."""
         self.behind: Forward | None = None
-        """What this broker had sent to the leader before it became that: what it takes now comes behind it."""
+        """What waits for whoever leads, though that is this broker now, or still: what is routed comes behind it."""
+        self.elsewhere: Callable[[], Forward] | None = None
+        """Where what is routed waits while this broker may not append, whoever leads."""
         self.log = log
         self.taken: list[Callable[[], None]] = []
         """Called when it has another log."""
@@ -218,7 +220,7 @@ class TopicPartition:
         self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
     ) -> tuple[PartitionLog, int]:
         """`append_records` wherever the partition is led; the log, and how far it has to get."""
-        if self.behind is not None and not self.behind.has_waiting:
+        if self.behind is not None and not self.behind.has_waiting and self.error() is None:
             self.behind = None
         forward = self.forward or self.behind
         if forward is not None:
@@ -345,6 +347,14 @@ class TopicPartition:
             if refused is not None:
                 return refused
         return storage_error(self.log) if self.log.error is not None else None
+
+    def wait(self) -> bool:
+        """Have what is routed wait where it may not be appended now; whether it may."""
+        if (self.forward or self).error() is None:
+            return True
+        if self.forward is None and self.behind is None and self.elsewhere is not None:
+            self.behind = self.elsewhere()
+        return self.forward is None and self.behind is not None and self.behind.error() is None
 
     def _log_advanced(self, log: PartitionLog) -> None:
         if self.leadership is not None and not self._open:

@@ -173,6 +173,10 @@ class Elsewhere:
         """It does not refuse."""
         return None
 
+    def wait(self) -> bool:
+        """See `Topic`."""
+        return True
+
     def append_slab(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Send messages; nobody waits for that."""
         self._send(self._broker, self._vhost, self._copies, self._queue, slab)

@@ -118,8 +118,8 @@ class Route:
         return None
 
     def waiting(self) -> Route | None:
-        """The same, for now that homes have an `error` which may pass: what is published to these waits elsewhere, and
-        their queues are asked there. None: it may not.
+        """The same, for now that homes, or topics, have an `error` which may pass: what is published to these waits
+        elsewhere, and their queues are asked there. None: it may not.
         """
         instead: dict[Home, Home] = {}
         for home in self.durable_homes:
@@ -127,7 +127,7 @@ class Route:
                 if home.instead is None or home.instead.error is not None:
                     return None
                 instead[home] = home.instead
-        if any(topic.error() is not None for topic in self.topics):
+        if not all(topic.wait() for topic in self.topics):
             return None
         return self._waiting_at(instead)
 

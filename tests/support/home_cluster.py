@@ -191,7 +191,7 @@ class Mesh:
 
     def link(self, member: Member) -> None:
         """Link a broker to all others."""
-        for other in self.members.values():
+        for other in [one for one in self.members.values() if one is not member]:
             member.follow(other, self.nursery)
             other.follow(member, self.nursery)
             if self._serve_each_other:

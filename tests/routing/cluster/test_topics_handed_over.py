@@ -56,7 +56,7 @@ async def test_what_is_published_at_any_broker_stays_in_its_order() -> None:
     """Also at the one that leads next: what it has sent and was not answered for comes before what it takes itself."""
     async with mesh(serve_each_other=True) as brokers:
         members = list(brokers.members.values())
-        leader, partition = await led(brokers)
+        leader, _ = await led(brokers)
         await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
         await until(lambda: all("t" in member.broker.topology.vhosts["/"].streams for member in members))
         clients = {member: member.client() for member in members}
@@ -68,7 +68,7 @@ async def test_what_is_published_at_any_broker_stays_in_its_order() -> None:
                 clients[member].publish("t", f"{member.me}-{number[member]}", confirm=True)
                 number[member] += 1
                 member.turn()
-                await trio.sleep(0.001)
+                await trio.sleep(0.004)
 
         async with trio.open_nursery() as nursery:
             for member in members:
@@ -82,11 +82,57 @@ async def test_what_is_published_at_any_broker_stays_in_its_order() -> None:
             going = False
         for member, client in clients.items():
             await until(lambda client=client, member=member: client.confirmed == number[member])  # type: ignore[misc]
+        await until(lambda: any(map(leads, members)))
+        (partition,) = next(filter(leads, members)).broker.topics["t"].partitions
         found = [str(value or b"", "ascii") for _, value in read_all(partition.log)]
         for member, client in clients.items():
-            refused = {n for told in client.events if told[0] == "refuse" for n in range(told[1] - 1, told[2])}
+            assert not [told for told in client.events if told[0] == "refuse"]
             own = [text for text in found if text.startswith(f"{member.me}-")]
-            assert own == [f"{member.me}-{n}" for n in range(number[member]) if n not in refused]
+            assert own == [f"{member.me}-{n}" for n in range(number[member])]
+
+
+async def test_what_is_published_at_its_leader_waits_for_replicas_in_sync() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        leader, partition = await led(brokers)
+        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
+        client = leader.client()
+        client.publish("t", "before", confirm=True)
+        await until(lambda: leader.turn() or client.confirmed == 1)
+        leader.cut()
+        await until(lambda: partition.error() is not None)
+        for number in range(3):
+            client.publish("t", f"{number}", confirm=True)
+            leader.turn()
+        await trio.sleep(0.1)
+        assert client.confirmed == 1
+        brokers.link(leader)
+        await until(lambda: partition.error() is None)
+        client.publish("t", "after", confirm=True)
+        await until(lambda: leader.turn() or client.confirmed == 5)
+        assert not [told for told in client.events if told[0] == "refuse"]
+        assert [value for _, value in read_all(partition.log)] == [b"before", b"0", b"1", b"2", b"after"]
+        client.publish("t", "at last", confirm=True)
+        await until(lambda: leader.turn() or client.confirmed == 6)
+        assert partition.behind is None
+
+
+async def test_what_waits_for_replicas_in_sync_is_refused_in_the_end() -> None:
+    async with mesh(serve_each_other=True, patience_s=0.3) as brokers:
+        leader, partition = await led(brokers)
+        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
+        client = leader.client()
+        leader.cut()
+        await until(lambda: partition.error() is not None)
+        client.publish("t", "too long", confirm=True)
+        leader.turn()
+        assert not client.events
+        await until(lambda: leader.turn() or client.events)
+        assert client.events[0][:3] == ("refuse", 1, 1)
+        brokers.link(leader)
+        await until(lambda: partition.error() is None)
+        client.publish("t", "in time", confirm=True)
+        await until(lambda: leader.turn() or client.confirmed == 2)
+        assert [value for _, value in read_all(partition.log)] == [b"in time"]
 
 
 def leads(member: Member) -> bool:
