@@ -125,6 +125,11 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.cleanup_policy != "delete"
 
     @property
+    def empties(self) -> bool:
+        """Whether readers meet batches of which all records were taken."""
+        return self.delays or self.expires or bool(self.priority_group or self.deduplication_window_ms)
+
+    @property
     def deletes(self) -> bool:
         """Whether the oldest records go."""
         return self.cleanup_policy != "compact"

@@ -323,7 +323,7 @@ class Fetches(Generic[Request, Problem]):
             found: FileRange | None = None
             if batches is None:
                 batches = ()
-                if self._sends_files and not log.config.expires:
+                if self._sends_files and not log.config.empties:
                     found = log.read_range(entry.offset, most, before=self._door.limit(request, log))
                 if found is None:
                     gathered.cold.append((index, log))
@@ -371,7 +371,7 @@ class Fetches(Generic[Request, Problem]):
             looked = await log.read_containing(offset, bytes_max, groups, before=limit)
             self._door.looked(looked.looked_bytes, sum(map(len, looked.batches)))
             return looked.batches
-        if self._sends_files and not log.config.expires:
+        if self._sends_files and not log.config.empties:
             return await log.read_range_cold(offset, bytes_max, before=limit)
         return await log.read_cold(offset, bytes_max, before=limit)
 

@@ -18,6 +18,7 @@ from core_log.containing import Groups
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.expiry import unexpired
 from core_log.partition_log import PartitionLog
+from core_log.transaction_marker import stand_in
 from protocols.buffers import BytesLike
 from protocols.fetching import Entry, Found
 from protocols.kafka.adapter_door import Call, Door
@@ -141,8 +142,16 @@ class FetchDoor:
         return log.stable_offset if request.is_committed or log.config.held else None
 
     def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
-        """See `protocols.fetching.Door`: the client passes over what was aborted by itself."""
-        return unexpired(log, batches)
+        """See `protocols.fetching.Door`: the client passes over what was aborted by itself. librdkafka takes a reply
+        with no record for one that was cut short and in the end tells its consumer so (MSG_SIZE_TOO_LARGE), unless
+        there is a control record; kafka-go panics at a batch without a record.
+        """
+        if not log.config.empties:
+            return batches
+        return [
+            batch if parse_header(batch).record_count else stand_in(parse_header(batch))
+            for batch in unexpired(log, batches)
+        ]
 
     def out_of_range(self, problem: OffsetOutOfRange) -> ErrorCode:
         """See `protocols.fetching.Door`."""

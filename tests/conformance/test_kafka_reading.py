@@ -18,6 +18,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 admin = pytest.importorskip("confluent_kafka.admin")
 DOORS = ("amqp", "mqtt", "native", "kafka")
 PARTITIONS = 40
+EOF = confluent_kafka.KafkaError._PARTITION_EOF
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,35 @@ def test_a_client_with_a_request_for_each_of_many_partitions_is_waited_with(tmp_
         assert stored == [3] * 200
         assert failures == []
         assert "kafka connection ended" not in broker.log_path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "header"),
+    [
+        ("millrace.delay.enable", "true", ("x-delay", "600000")),
+        ("millrace.expiry.enable", "true", ("x-ttl", "0")),
+        ("millrace.deduplication.window.ms", "600000", ("message-id", "1")),
+        ("millrace.priority.group", "somebody", ("x-priority", "3")),
+    ],
+)
+def test_batches_of_which_nothing_is_left_are_no_error(
+    server: str, setting: str, value: str, header: tuple[str, str]
+) -> None:
+    """librdkafka doubles what it asks for at each reply without a record, and raises an error when that is too much."""
+    client = admin.AdminClient({"bootstrap.servers": server})
+    client.create_topics([admin.NewTopic(setting, 1, 1, config={setting: value})])[setting].result(30)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": server, "group.id": "g", "enable.partition.eof": True})
+    producer = confluent_kafka.Producer({"bootstrap.servers": server, "linger.ms": 0})
+    consumer.assign([confluent_kafka.TopicPartition(setting, 0, 0)])
+    deadline = time.monotonic() + 30
+    for number in range(20):
+        producer.produce(setting, b"x", partition=0, headers=[header])
+        assert not producer.flush(20)
+        while True:
+            assert time.monotonic() < deadline
+            found = consumer.poll(0.5)
+            if found is not None and found.error() is not None:
+                assert found.error().code() == EOF, found.error()
+                if found.offset() > number:
+                    break
+    consumer.close()
