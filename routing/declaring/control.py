@@ -361,6 +361,8 @@ class Control:
         if queue is not None and queue.elsewhere:
             try:
                 await queue.refresh()
+            except (NotFound, LedHere):
+                pass  # it went meanwhile, or is this broker's now
             except StorageUnavailable:
                 if if_unused or if_empty:
                     raise
