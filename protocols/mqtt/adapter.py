@@ -313,8 +313,13 @@ class MqttAdapter:
         if expiry_s is not None and expiry_s != self.connect.session_expiry_s:
             self.connect.session_expiry_s = expiry_s
             if self._lasting is not None:
-                await self._lasting.expire_after(expiry_s)
+                await self._lasting.leave(expiry_s)
         self.end("the client disconnected", logging.DEBUG)
+
+    async def until_left(self) -> None:
+        """Wait until all brokers know what the client has said with its DISCONNECT. Raises BrokerError."""
+        if self._lasting is not None:
+            await self._lasting.until_left()
 
     def _takes_connack(self, connect: Connect, told: ConnackProperties) -> bool:
         """Whether a client takes packets as large as its CONNACK. If not it is told only that, if it takes as much

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -22,6 +23,7 @@ from protocols.mqtt.events import NEVER_S, Connect
 from protocols.mqtt.takeovers import Takeovers
 from protocols.mqtt.topics import compiled
 from routing.cluster.clients.clients_elsewhere import FIRST
+from routing.errors import BrokerError
 from routing.queues.queue import Queue
 from routing.queues.settings import EXPIRY_MS_MAX
 
@@ -79,6 +81,8 @@ class Sessions:
             if not there.has_begun and not beaten:
                 return False
             there.taken_over("another broker")
+            with suppress(BrokerError):
+                await there.until_left()
         position = self._left.pop(client_id, None)
         if position and broker is not None and broker.elsewhere is not None:
             await broker.elsewhere.reached(position)
@@ -175,6 +179,8 @@ class LastingSession:
         self._id = 0
         self._shortened = False
         """It is to last for less than before, from when its queue is consumed."""
+        self._leaving: dict[str, Any] = {}
+        """What the client has said with its DISCONNECT."""
 
     async def begin(self, client_id: str) -> None:
         """The client's connection begins. Raises BrokerError."""
@@ -218,9 +224,17 @@ class LastingSession:
         """The patterns that the session is subscribed to, with their options."""
         return [(one.pattern, from_arguments(one.arguments)) for one in self.bindings()]
 
-    async def expire_after(self, expiry_s: int) -> None:
-        """Have the session last for another time. Raises BrokerError."""
-        await self._change({"x-expires": _expires_ms(expiry_s)})
+    async def leave(self, expiry_s: int) -> None:
+        """The client disconnects, and has its session last for another time. Raises BrokerError."""
+        self._leaving = {"x-expires": _expires_ms(expiry_s)}
+        await self.until_left()
+
+    async def until_left(self) -> None:
+        """Wait until all brokers know that: who connects elsewhere would find the session as it was, which changes
+        then under the new connection. Raises BrokerError.
+        """
+        if self._leaving:
+            await self._change(self._leaving)
 
     async def resume(self, config: MqttConfig, expiry_s: int, previous: MqttAdapter | None) -> None:
         """It was there before: have its queue the arguments that it would be made with now. Raises BrokerError.
@@ -246,7 +260,7 @@ class LastingSession:
         """The client is there, and its queue is consumed. Raises BrokerError."""
         if self._shortened:
             self._shortened = False
-            await self.expire_after(self._adapter.connect.session_expiry_s)
+            await self._change({"x-expires": _expires_ms(self._adapter.connect.session_expiry_s)})
 
     async def _change(self, changes: dict[str, Any]) -> None:
         """Have the queue other arguments. Raises BrokerError."""

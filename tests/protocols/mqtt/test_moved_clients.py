@@ -14,7 +14,7 @@ from protocols.mqtt.config import MqttConfig
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import acknowledge, connect, packets, publish
-from tests.protocols.mqtt.wire_5 import block, connect_5, publish_5, subscribe_5
+from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, subscribe_5
 from tests.support.engine_node import EngineNode, Town, town_of
 
 PUBREC, PUBREL, PUBCOMP = 0x50, 0x62, 0x70
@@ -327,3 +327,38 @@ async def test_releases_go_out_in_the_order_of_what_was_received_when_the_leader
         await trio.testing.wait_all_tasks_blocked(0.02)
         await go_on(node)
         assert [await device.hears(PUBREL) for _ in range(2)] == [first[3:5], second[3:5]]
+
+
+@pytest.mark.parametrize("expiry_s", [0, 5, 7200])
+async def test_what_a_client_said_of_its_session_when_it_left_is_over_before_it_is_elsewhere(
+    expiry_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[MQTT-4.1.0-2] A session that has ended is not present, and what was said of one does not come over another."""
+    async with town() as found, trio.open_nursery() as nursery:
+        former = await begun_5(found.nodes[FORMER])
+        found.nodes[LATER].cluster.members.brokers = dict.fromkeys((FORMER, LATER))
+        monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [])  # nobody leads what is retained, here
+        catalog = found.nodes[FORMER].broker.topology.catalog
+        change, asked, goes_on = catalog.change, trio.Event(), trio.Event()
+
+        async def slow(*given: Any, **named: Any) -> None:
+            asked.set()
+            await goes_on.wait()
+            await change(*given, **named)
+
+        monkeypatch.setattr(catalog, "change", slow)
+        nursery.start_soon(former.send, disconnect_5(0, block(session_expiry=expiry_s)))
+        with trio.fail_after(5):
+            await asked.wait()
+        later = Device(found.nodes[LATER], "device")
+        nursery.start_soon(later.send, connect_5("device", block(session_expiry=3600), flags=0))
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        goes_on.set()
+        connack = await later.hears(0x20)
+        assert connack[:2] == bytes((expiry_s > 0, 0))
+        queue = found.nodes[LATER].broker.topology.queues["mqtt.device"]
+        with trio.fail_after(5):
+            while queue.arguments["x-expires"] != 3_600_000:
+                await trio.sleep(0.002)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert queue.arguments["x-expires"] == 3_600_000
