@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_arguments, to_arguments
+from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, from_arguments, to_arguments
 from protocols.mqtt.raw import block_of, head_of, mark_in, mark_of
 
 
@@ -39,3 +39,12 @@ def test_raw_bytes_of_old_messages_have_nothing_behind_the_flags() -> None:
 
 def test_marks_tell_publishers_apart() -> None:
     assert len({mark_of(f"device {number}") for number in range(1000)} | {mark_of("\ud800")}) == 1001
+
+
+def test_identifiers_are_told_in_their_order_whatever_the_filters() -> None:
+    """No clause asks for it; Paho C's own tests do, and who reads a capture."""
+    subscriptions = Subscriptions()
+    patterns = ["a.b", "a.+", "+.b", "#", "a.#", "+.+"]
+    for number, pattern in enumerate(patterns, 1):
+        subscriptions.grant(pattern, SubscriptionOptions(subscription_id=number))
+    assert subscriptions.terms_for("a.b").subscription_ids == b"".join(bytes((0x0B, one)) for one in range(1, 7))
