@@ -78,7 +78,8 @@ class StandbyFeed:
                         await self._load()
                         await self._catch_up()
                     except (OSError, CorruptBatch, OffsetOutOfRange) as error:
-                        logger.error("%s: its standby cannot go on: %s", self._log.directory, error)
+                        if not self._log.closed:  # else its directory may be in the trash, and `stop` is near
+                            logger.error("%s: its standby cannot go on: %s", self._log.directory, error)
                         await trio.sleep(_RETRY_S)
                     await self._something_committed()
         finally:

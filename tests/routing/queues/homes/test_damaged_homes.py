@@ -13,6 +13,7 @@ from core_log.log_config import LogConfig
 from core_log.log_flusher import LogFlusher
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.replica_log import ReplicaLog
+from routing.cluster.trash import put_aside
 from routing.queues.homes.standby_feed import Known, StandbyFeed
 from routing.queues.packed_ranges import unpack
 from routing.session import Outcome
@@ -140,3 +141,22 @@ async def test_a_replica_leads_a_damaged_home_if_nobody_else_could(
     (live,) = (sum(count for _, count in unpack(ranges)) for ranges in standby.live.values() if ranges)
     assert 80 < live <= COUNT
     assert len(caplog.records) == 1
+
+
+async def test_a_standby_whose_replica_is_moved_away_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    await filled(files)
+    log = ReplicaLog.open_replica(files, "queues/0", LogConfig(), LogFlusher(), wall_clock_ms=lambda: 0)
+    log.high_watermark = log.log_end_offset
+
+    async def known() -> Known:
+        return Known(None)
+
+    feed = StandbyFeed(files, log, checkpoint_interval_bytes=1 << 30, save=lambda log, content: None, known=known)
+    log.close(keep=False)
+    put_aside(files, "queues/0", 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.run)
+        await trio.sleep(0.1)
+        await feed.stop()
+    assert caplog.messages == []
