@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from ssl import SSLContext
@@ -23,13 +24,16 @@ from protocols.buffers import BytesLike
 from protocols.native import wire, wire_topics, wire_transactions
 from protocols.native.clients.blocking_admin import BlockingAsker, BlockingGroups
 from protocols.native.clients.blocking_leaders import BlockingLeaders
-from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
+from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms, ReplyType
 from protocols.native.clients.finding import FOUND_MAX, find_records
 from protocols.native.clients.groups_admin import finish
 from protocols.native.clients.records import ConsumerRecord, checked_offset, split_batches
 from protocols.native.connection import addresses_of
-from protocols.native.errors import ConnectionLost, NotLeader, WireError, error_from_wire
+from protocols.native.errors import ConnectionLost, NotLeader, StorageUnavailable, WireError, error_from_wire
+from protocols.native.wire import Request
 from protocols.native.wire_base import CONTAINING_SINCE, ENTRIES_MAX, READERS_SINCE
+
+_ASK_AGAIN_S = 0.1
 
 Which = Literal["earliest", "latest"] | int
 
@@ -428,15 +432,28 @@ class BlockingClient(BlockingGroups):
     # Groups
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], *, metadata: str = "") -> None:
-        """Remember the next offset to read of each (topic, partition), durably."""
+        """Remember the next offset to read of each (topic, partition), durably. Raises StorageUnavailable when nobody
+        could do that for `timeout_s`.
+        """
         entries = [(*key, checked_offset(offset), metadata) for key, offset in offsets.items()]
         if entries:
-            self._any.call(wire.CommitOffsets(0, group, entries), wire.CommitOffsetsReply)
+            self._of_group(wire.CommitOffsets(0, group, entries), wire.CommitOffsetsReply)
 
     def committed_offsets(
         self, group: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[tuple[str, int], int]:
         """What the group committed of these (topic, partition)s, or of all; what it never did is absent."""
         request = wire.FetchOffsets(0, group, None if partitions is None else list(partitions))
-        entries = self._any.call(request, wire.FetchOffsetsReply).entries
+        entries = self._of_group(request, wire.FetchOffsetsReply).entries
         return {(topic, partition): offset for topic, partition, offset, _ in entries}
+
+    def _of_group(self, request: Request, kind: type[ReplyType]) -> ReplyType:
+        """Ask again while nobody leads the group's offsets, as for some seconds after a broker has died."""
+        deadline = time.monotonic() + self._any.terms.timeout_s
+        while True:
+            try:
+                return self._any.call(request, kind)
+            except StorageUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_ASK_AGAIN_S)

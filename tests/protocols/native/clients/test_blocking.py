@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 import trio
 
-from core_log.memory_files import MemoryFiles
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.record_batch import iterate_records
 from millrace import (
     BatchTooLarge,
@@ -37,6 +38,7 @@ from protocols.native import wire
 from protocols.native.clients.blocking_link import BlockingLink
 from protocols.native.clients.partitioner import partition_of_key
 from protocols.native.connection import addresses_of
+from routing.config import BrokerConfig
 from tests.protocols.native.broker import Restartable, batch_of, native_broker
 
 TIMEOUT_S = 20
@@ -449,3 +451,34 @@ async def test_a_restarted_broker_is_found_again() -> None:
         await in_thread(fails, running.server)
         client.close()
         producer.client.close()
+
+
+async def test_a_commit_waits_for_whoever_is_to_have_the_offsets() -> None:
+    files = FaultyFiles(MemoryFiles())
+    refused = threading.Event()
+
+    def work(server: str) -> None:
+        with BlockingClient(server) as client:
+            client.create_topic("t")
+            client.commit_offsets("g", {("t", 0): 1})
+            files.failing["write"] = errno.ENOSPC
+            refused.set()
+            client.commit_offsets("g", {("t", 0): 2})
+            assert client.committed_offsets("g") == {("t", 0): 2}
+        with BlockingClient(server, timeout_s=0.2) as client:
+            files.failing["write"] = errno.ENOSPC
+            with pytest.raises(MillraceError) as raised:
+                client.commit_offsets("g", {("t", 0): 3})
+            assert raised.value.retriable
+
+    async with native_broker(files, engine=BrokerConfig(stripes=1, flush_retry_interval_ms=10)) as running:
+
+        async def mend() -> None:
+            await trio.to_thread.run_sync(refused.wait)
+            await trio.sleep(0.5)
+            files.failing.clear()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mend)
+            await in_thread(work, running.server)
+        files.failing.clear()
