@@ -244,9 +244,17 @@ class Broker(Turns):
         self.dead_letters.lost(log)
         self.commits.fail(log, error)
 
-    def forget_partition(self, partition: TopicPartition) -> None:
-        """A topic goes: nothing is written to its logs any more, and nobody waits for them."""
-        self.commits.forget(partition.log)
+    def forget_partition(self, partition: TopicPartition, *, lost: bool = False) -> None:
+        """A topic is deleted: nothing is written to its logs any more, and nobody has to wait for what was to be there,
+        unless it is `lost`, and may be back.
+        """
+        if lost:
+            self.commits.forget(partition.log)
+        else:
+            for log in (partition.log, *partition.drop_forwards()):
+                for session in self.confirming:
+                    session.confirms.let_go(log)
+                self.commits.let_go(log)
         self._dirty.pop(partition, None)
         self.leased.discard(partition)
 
@@ -259,7 +267,7 @@ class Broker(Turns):
         places = [partition.log.directory for partition in topic.partitions if partition.log.directory]
         keep = self.metadata is not None and self.metadata.reads_anew
         for partition in topic.partitions:
-            self.forget_partition(partition)
+            self.forget_partition(partition, lost=keep)
         self.storage.topic_logs.close(topic, keep=keep)
         self.offsets.forget_topic(topic.name)
         if keep:

@@ -145,8 +145,16 @@ class CommitWaiter:
             to.request_sync()
         self._advanced(to)
 
+    def let_go(self, log: PartitionLog) -> None:
+        """The log is deleted, on purpose: nobody has to wait any more for what was to be in it."""
+        line = self._lines.pop(log, None)
+        if line is not None:
+            for waiting in (line.synced, line.written):
+                while waiting:
+                    self._met(waiting.popleft()[1])
+
     def forget(self, log: PartitionLog) -> None:
-        """The log is closed or deleted: fail whoever still waits for it."""
+        """The log is closed: fail whoever still waits for it."""
         line = self._lines.pop(log, None)
         if line is not None:
             self._fail(line, StorageUnavailable("the log was closed"))
@@ -163,12 +171,15 @@ class CommitWaiter:
             return
         for waiting, reached in ((line.synced, log.committed_offset), (line.written, log.written_offset)):
             while waiting and waiting[0][0] <= reached:
-                waiter = waiting.popleft()[1]
-                waiter.remaining -= 1
-                if not waiter.remaining and waiter.done is not None:
-                    waiter.done(None)
+                self._met(waiting.popleft()[1])
         if log.error is not None and not log.waits_out_errors:
             self._fail(line, storage_error(log))
+
+    @staticmethod
+    def _met(waiter: _Waiter) -> None:
+        waiter.remaining -= 1
+        if not waiter.remaining and waiter.done is not None:
+            waiter.done(None)
 
     @staticmethod
     def _fail(line: _Line, error: StorageUnavailable) -> None:

@@ -111,6 +111,11 @@ class Confirms:
         self._end_part(self.published - count)
         self._parts.append((self.published, {}, False, error, ()))
 
+    def let_go(self, log: PartitionLog) -> None:
+        """The log is deleted: see `CommitWaiter.let_go`."""
+        for requirements in (self._requirements, *(part[1] for part in self._parts)):
+            requirements.pop(log, None)
+
     def lost(self, log: PartitionLog, error: BrokerError) -> None:
         """What was published in this turn and is to be safe in this log is not taken."""
         self._end_part(self.published)

@@ -53,6 +53,9 @@ class Forward(Protocol):
     ) -> tuple[PartitionLog, int]:
         """Have records appended there; what has to get how far for them to be safe."""
 
+    def drop(self) -> PartitionLog:
+        """The topic is deleted: nothing is sent any more. What somebody may wait for, as in `append_records`."""
+
     @property
     def has_waiting(self) -> bool:
         """Something that was to be appended was not taken yet, by whomever."""

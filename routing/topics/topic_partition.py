@@ -339,6 +339,10 @@ class TopicPartition:
         """What was not sealed yet cannot be any more."""
         self._open.clear()
 
+    def drop_forwards(self) -> list[PartitionLog]:
+        """The topic is deleted: see `Forward.drop`."""
+        return [forward.drop() for forward in (self.forward, self.behind) if forward is not None]
+
     def error(self) -> StorageUnavailable | None:
         """Why it cannot take messages that are to be committed now."""
         leadership = self.leadership

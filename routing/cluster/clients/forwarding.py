@@ -170,12 +170,18 @@ class Forwarding:
         return RemoteLog(log, what, settings, self._logs)
 
     def stream(self, log: str) -> Stream:
-        """The stream to a log, for as long as the process lives: positions never begin anew."""
+        """The stream to a log, for as long as the process or its topic lives: positions never begin anew."""
         found = self.streams.get(log)
         if found is None:
             found = self.streams[log] = Stream(log, self)
             found.look()
         return found
+
+    def forget(self, stream: Stream) -> None:
+        """What a stream leads to is deleted, and comes never again under that name."""
+        self.streams.pop(stream.name, None)
+        self.dirty.pop(stream, None)
+        self.room_changed()
 
     def new_number(self, queue: RemoteQueue) -> int:
         """For a consumer of a queue."""

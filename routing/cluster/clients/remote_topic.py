@@ -40,6 +40,11 @@ class RemoteTopicPartition:
         # What a confirm asks of a log is all that a stream answers.
         return cast("PartitionLog", self._stream), end
 
+    def drop(self) -> PartitionLog:
+        """See `Forward`."""
+        self._stream.drop()
+        return cast("PartitionLog", self._stream)
+
     @property
     def has_waiting(self) -> bool:
         """See `Forward`."""

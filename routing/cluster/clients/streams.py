@@ -330,6 +330,17 @@ class Stream:
         if any(now_s - kept.since_s >= patience_s for kept in waiting):
             self._fail(f"{self.name}: no answer for {patience_s:g} s")
 
+    def drop(self) -> None:
+        """What it leads to is deleted: who waits for what was to be there need not, and nothing is sent any more."""
+        self.written_offset = self.committed_offset = self.next_position
+        self.kept.clear()
+        self.own.clear()
+        self.kept_bytes = 0
+        self._watches.clear()
+        self._tell()
+        self.error = OSError(f"{self.name} is deleted")
+        self._forwarding.forget(self)
+
     def _fail(self, why: str) -> None:
         """Tell whoever waits that it is not known to be safe, and send it no more."""
         before, self.error = self.error, OSError(why)

@@ -138,3 +138,18 @@ async def test_what_waits_for_replicas_in_sync_is_refused_in_the_end() -> None:
 def leads(member: Member) -> bool:
     (partition,) = member.broker.topics["t"].partitions
     return partition.leadership is not None and partition.leadership.refusal() is None
+
+
+async def test_a_topic_that_is_deleted_keeps_no_publisher_waiting() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        members = list(brokers.members.values())
+        leader, _ = await led(brokers)
+        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
+        await until(lambda: all("t" in member.broker.topology.vhosts["/"].streams for member in members))
+        clients = {member: member.client() for member in members}
+        partitions = {member: member.broker.topics["t"].partitions[0] for member in members}
+        for member, client in clients.items():
+            client.publish("t", "x", confirm=True)
+            member.broker.forget_partition(partitions[member])
+            member.turn()
+            assert client.events == [("confirm", 1)]
