@@ -65,6 +65,10 @@ def storage_errors() -> Iterator[None]:
         raise StorageUnavailable(str(error)) from error
 
 
+def _closed() -> StorageUnavailable:
+    return StorageUnavailable("the log was closed")
+
+
 class CommitWaiter:
     """See the module. One for the whole broker."""
 
@@ -75,7 +79,7 @@ class CommitWaiter:
         self, requirements: Iterable[tuple[PartitionLog, int]], done: Done, *, sync: bool = True, moves: bool = False
     ) -> None:
         """Call `done(None)` once every log has committed (`sync`) or written all below its offset, or `done(error)`.
-        With `moves` it waits for what `move` says instead, should that be called.
+        With `moves` it waits for what `move` says instead, should that be called, and for nothing after `let_go`.
 
         With nothing left to wait for, `done` is called before this returns.
         """
@@ -146,18 +150,26 @@ class CommitWaiter:
         self._advanced(to)
 
     def let_go(self, log: PartitionLog) -> None:
-        """The log is deleted, on purpose: nobody has to wait any more for what was to be in it."""
+        """The log is deleted, on purpose: who has published to an exchange (`moves`) need not wait any more for what
+        was to be in it. Who has appended to it is told that it was closed.
+        """
         line = self._lines.pop(log, None)
-        if line is not None:
-            for waiting in (line.synced, line.written):
-                while waiting:
-                    self._met(waiting.popleft()[1])
+        if line is None:
+            return
+        for waiting in (line.synced, line.written):
+            left = [one for one in waiting if not one[1].moves]
+            gone = [waiter for _, waiter in waiting if waiter.moves]
+            waiting.clear()
+            waiting.extend(left)
+            for waiter in gone:
+                self._met(waiter)
+        self._fail(line, _closed())
 
     def forget(self, log: PartitionLog) -> None:
         """The log is closed: fail whoever still waits for it."""
         line = self._lines.pop(log, None)
         if line is not None:
-            self._fail(line, StorageUnavailable("the log was closed"))
+            self._fail(line, _closed())
 
     def fail(self, log: PartitionLog, error: StorageUnavailable) -> None:
         """What is appended to a log may be committed by nobody here: tell whoever still waits for it."""

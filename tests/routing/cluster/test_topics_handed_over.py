@@ -7,7 +7,7 @@ import trio
 
 from core_log.producer_states import ProducerStates
 from core_log.record_batch import validate
-from routing.errors import NotLeader
+from routing.errors import NotLeader, StorageUnavailable
 from routing.topics.topic_partition import TopicPartition
 from tests.core_log.helpers import make_batch, read_all
 from tests.protocols.kafka.door import idempotent
@@ -148,8 +148,12 @@ async def test_a_topic_that_is_deleted_keeps_no_publisher_waiting() -> None:
         await until(lambda: all("t" in member.broker.topology.vhosts["/"].streams for member in members))
         clients = {member: member.client() for member in members}
         partitions = {member: member.broker.topics["t"].partitions[0] for member in members}
+        told: list[StorageUnavailable | None] = []
+        log = partitions[leader].log
+        leader.broker.commits.when_committed([(log, log.log_end_offset + 1)], told.append)
         for member, client in clients.items():
             client.publish("t", "x", confirm=True)
             member.broker.forget_partition(partitions[member])
             member.turn()
             assert client.events == [("confirm", 1)]
+        assert [str(error) for error in told] == ["the log was closed"], "who appends to a topic itself is told"
