@@ -23,7 +23,7 @@ from protocols.mqtt.events import NEVER_S, Connect
 from protocols.mqtt.takeovers import Takeovers
 from protocols.mqtt.topics import compiled
 from routing.cluster.clients.clients_elsewhere import FIRST
-from routing.errors import BrokerError
+from routing.errors import BrokerError, NotFound
 from routing.queues.queue import Queue
 from routing.queues.settings import EXPIRY_MS_MAX
 
@@ -283,6 +283,11 @@ async def open_session(adapter: MqttAdapter, connect: Connect, previous: MqttAda
     if present and (connect.clean_start or ended):
         await broker.delete_queue(name, owner=adapter, vhost=vhost)
         present = False
+    if present and broker.elsewhere is not None:
+        try:
+            await broker.check_queue(name, adapter, vhost=vhost)  # its leader is asked; there it lives on from now
+        except NotFound:
+            present = False  # it has expired, which is not known here yet
     if not present:
         sessions_of(broker).taken.pop(client_id, None)
         if not connect.session_expiry_s:

@@ -12,6 +12,7 @@ import trio.testing
 
 from protocols.mqtt.config import MqttConfig
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
+from routing.cluster.clients.remote_queue import RemoteQueue
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import acknowledge, connect, packets, publish
 from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, subscribe_5
@@ -362,3 +363,25 @@ async def test_what_a_client_said_of_its_session_when_it_left_is_over_before_it_
                 await trio.sleep(0.002)
         await trio.testing.wait_all_tasks_blocked(0.02)
         assert queue.arguments["x-expires"] == 3_600_000
+
+
+async def test_a_session_that_expires_while_its_client_connects_elsewhere_is_not_present(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with town() as found:
+        former = await begun_5(found.nodes[FORMER])
+        found.nodes[LATER].cluster.members.brokers = dict.fromkeys((FORMER, LATER))
+        await former.send(disconnect_5(0))
+        refresh = RemoteQueue.refresh
+
+        async def late(queue: RemoteQueue) -> None:
+            monkeypatch.setattr(RemoteQueue, "refresh", refresh)
+            await found.nodes[LEADER].broker.delete_queue(queue.name)
+            await refresh(queue)
+
+        monkeypatch.setattr(RemoteQueue, "refresh", late)
+        later = Device(found.nodes[LATER], "device")
+        await later.send(connect_5("device", block(session_expiry=3600), flags=0))
+        assert (await later.hears(0x20))[:2] == b"\0\0"
+        await later.send(subscribe_5(1, ("t", 1)))
+        assert (await later.hears(0x90))[-1] == 1
