@@ -32,7 +32,7 @@ _broker = click.argument("broker", type=NUMBER)
 def drain(client: BlockingClient, broker: int, wait: bool) -> None:
     """Have BROKER lead nothing, as before it is stopped or removed; it keeps its replicas.
 
-    What has no other replica it leads on; --wait ends with an error when nothing else is left.
+    What no broker can lead that does not drain it leads on; --wait ends with an error when nothing else is left.
     """
     client.administer("cluster.drain", broker_id=broker)
     if wait:
@@ -152,9 +152,8 @@ def led_by(client: BlockingClient, broker: int) -> str:
     leader, isr, replicas = (columns.index(name) for name in ("leader", "isr", "replicas"))
     led = [row for row in rows if row[leader] == broker]
     orphans = [row for row in rows if row[leader] is None and broker in row[isr]]
-    if orphans and not any(
-        one["id"] == broker and one["alive"] for one in client.administer("cluster.brokers")["brokers"]
-    ):
+    brokers = client.administer("cluster.brokers")["brokers"] if led or orphans else []
+    if orphans and not any(one["id"] == broker and one["alive"] for one in brokers):
         raise PreconditionFailed(
             f"broker {broker} does not run, and {len(orphans)} partitions wait for it, as nobody else who is there has "
             f"all of them ({_some(orphans)})"
@@ -163,6 +162,12 @@ def led_by(client: BlockingClient, broker: int) -> str:
         raise PreconditionFailed(
             f"broker {broker} still leads {len(led)} partitions that have no other replica ({_some(led)}): `move` "
             "them, or `rebalance`"
+        )
+    draining = {one["id"] for one in brokers if one["draining"]} | {broker}
+    if led and not orphans and all(draining.issuperset(row[replicas]) for row in led):
+        raise PreconditionFailed(
+            f"broker {broker} still leads {len(led)} partitions of which all other replicas are at brokers that drain "
+            f"as well ({_some(led)}): `undrain` one"
         )
     still = [f"leads {len(led)} partitions ({_some(led)})"] if led else []
     if orphans:

@@ -281,9 +281,11 @@ def test_a_drain_waits_for_what_has_lost_its_leader_and_is_nowhere_else() -> Non
         ["t", 2, None, [2, 3], [2]],
     ]
 
+    draining = {1}
+
     class Client:
         def administer(self, operation: str, **_: Any) -> Any:
-            brokers = [{"id": number, "alive": True} for number in (1, 2, 3)]
+            brokers = [{"id": number, "alive": True, "draining": number in draining} for number in (1, 2, 3)]
             columns = ["topic", "partition", "leader", "replicas", "isr"]
             return {"brokers": brokers, "columns": columns, "rows": states}
 
@@ -294,6 +296,12 @@ def test_a_drain_waits_for_what_has_lost_its_leader_and_is_nowhere_else() -> Non
     assert ask() == f"broker 1 still leads 1 partitions (t-1), and {text}"
     states[0][2], states[1][2] = 3, 2
     assert ask() == ""
+    states[1][2] = 1
+    draining |= {2}
+    assert ask() == "broker 1 still leads 1 partitions (t-1)"
+    draining |= {3}
+    with pytest.raises(MillraceError, match=r"at brokers that drain as well \(t-1\)"):
+        ask()
 
 
 async def test_the_command_that_adds_a_broker_is_one() -> None:
