@@ -2,7 +2,8 @@
 
 1. One task does all that is asked of the broker; whatever touches what the application reads (giving partitions up,
    taking them over, its listener) waits in `steps` until the application asks for records, and runs in its task: all
-   that it was given before counts as done then. Heartbeats go on meanwhile.
+   that it was given before counts as done then. Heartbeats go on meanwhile. A step in which that task is cancelled is
+   done again, from its beginning, when it asks for the next records; until then nothing was given up.
 2. An application that asks for no records for `max_poll_interval_ms` is out of the group, so that others go on.
 3. A member whose only way is `cooperative-sticky` gives up what moves; others give everything up before each division.
    The leader of a generation divides (`assignors.py`), and watches what topics there are.
@@ -52,7 +53,7 @@ LEAVE_S_MAX = 2.0
 
 class RebalanceListener:
     """Told what a member of a group reads. Methods may be async; they run while nobody has records under way, and may
-    call the consumer's `commit` and `seek`.
+    call the consumer's `commit` and `seek`. One that is cancelled, with the call that asks for records, is told again.
     """
 
     def on_assigned(self, partitions: list[Partition]) -> Awaitable[None] | None:
@@ -158,8 +159,13 @@ class Membership:
             work, done = self._steps.pop(0)
             try:
                 await work()
-            finally:
+            except Exception:
                 done.set()
+                raise
+            except BaseException:  # cancelled: it is still to be done
+                self._steps.insert(0, (work, done))
+                raise
+            done.set()
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         """Store offsets as this member. Raises NotAMember."""
@@ -323,15 +329,19 @@ class Membership:
 
         async def work() -> None:
             gone = lost or self._out
+            failure: Exception | None = None
             if not gone:
                 await self._reader.before_revoked(partitions)
             try:
                 await self._tell(self._listener.on_lost if gone else self._listener.on_revoked, partitions)
-            finally:
-                for key in partitions:
-                    self.assigned.pop(key, None)
-                read = self._reader.reads()
-                self._reader.set_assigned(dict.fromkeys((key for key in self.assigned if key in read), 0))
+            except Exception as error:
+                failure = error
+            for key in partitions:
+                self.assigned.pop(key, None)
+            read = self._reader.reads()
+            self._reader.set_assigned(dict.fromkeys((key for key in self.assigned if key in read), 0))
+            if failure is not None:
+                raise failure
 
         await self._at_step(work)
 

@@ -63,6 +63,11 @@ class _Tracked:
         """It is still read, and nobody has moved it."""
         return self.position.generation == self._generation
 
+    @property
+    def is_under_way(self) -> bool:
+        """There are records that are not finished and not left to another owner."""
+        return self.is_current and bool(self.pending) and self.pending[0].tracked is self
+
     def finished(self) -> None:
         """Some record is."""
         while self.pending and self.pending[0].done:
@@ -217,12 +222,14 @@ class _Processor:
         )
 
     async def _drain(self, partitions: list[Partition]) -> None:
-        """Rule 3."""
-        going = [self._tracked.pop(key) for key in partitions if key in self._tracked]
+        """Rule 3. What is left is in `pending`: who ends it before they are given up goes back there."""
+        going = [self._tracked[key] for key in partitions if key in self._tracked]
         for tracked in going:
-            while tracked.pending and not tracked.pending[-1].begun:
-                tracked.pending.pop().tracked = _GONE
-        while any(tracked.pending and tracked.is_current for tracked in going):
+            for work in reversed(tracked.pending):
+                if work.begun:
+                    break
+                work.tracked = _GONE
+        while any(tracked.is_under_way for tracked in going):
             self._moved = trio.Event()
             await self._moved.wait()
         offsets = {

@@ -376,3 +376,41 @@ def test_wrong_settings() -> None:
         Consumer("h:1", pattern="x")
     with pytest.raises(ValueError, match="assignors"):
         Consumer("h:1", "g", assignors=["nonsense"])
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_what_a_cancelled_call_did_not_finish_is_done_by_the_next(protocol: str) -> None:
+    """An application that waits for records for so long only, and a listener that takes longer."""
+
+    class Slow(Told):
+        begun = 0
+
+        async def on_revoked(self, partitions: list[Partition]) -> None:
+            self.begun += 1
+            if self.begun < 3:
+                await trio.sleep_forever()
+            await consumer.commit({("t", 0): 4, ("t", 1): 4})
+            await super().on_revoked(partitions)
+
+    async with group_broker(consumer_heartbeat_ms=20) as running, trio.open_nursery() as nursery:
+        await fill(running, "t", 2, 10)
+        told = Slow()
+        other = Reading(member(running, group_protocol=protocol))
+
+        async def come() -> None:
+            async with other.consumer:
+                await other.run()
+
+        async with member(running, listener=told, group_protocol=protocol) as consumer:
+            for _ in range(8):
+                await anext(consumer)
+            nursery.start_soon(come)
+            while len(told.told) < 2:
+                with trio.move_on_after(0.05):
+                    await consumer.poll(50)
+                if told.begun in (1, 2):
+                    assert len(consumer.assignment) == 2, "it reads what it has not given up"
+            assert [way for way, _ in told.told[:2]] == ["assigned", "revoked"]
+            await until(lambda: len(other.values) > 0)
+            assert b"/4" in (other.values[0] or b"")
+            nursery.cancel_scope.cancel()

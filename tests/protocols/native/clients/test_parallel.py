@@ -139,6 +139,45 @@ async def test_who_goes_on_after_an_error_gets_again_what_was_not_finished(order
         assert sum(at.offset for at in offsets.values()) == 100
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_an_error_while_partitions_are_given_up_passes_nothing_over(protocol: str) -> None:
+    """The consumer asked for records, and gave partitions up there, when what was under way failed."""
+    async with group_broker(consumer_heartbeat_ms=20) as running:
+        await fill(running, "t", 2, 20)
+        done: set[tuple[int, int]] = set()
+        going, failed = trio.Event(), trio.Event()
+
+        async def handle(record: ConsumerRecord) -> None:
+            if record.offset == 3 and not failed.is_set():
+                await going.wait()
+                await trio.sleep(0.02)  # so that what is under way is waited for
+                failed.set()
+                raise KeyError("what the application raises")
+            done.add((record.partition, record.offset))
+
+        async with member(running, group_protocol=protocol) as consumer, trio.open_nursery() as nursery:
+
+            async def going_on(partitions: list[Partition]) -> None:
+                going.set()
+
+            consumer._before_revoked.append(going_on)
+            nursery.start_soon(_come_when, lambda: len(done) >= 6, running, protocol, done)
+            with pytest.raises(KeyError):
+                await _process(consumer, handle, "partition")
+            await consumer.commit()
+            nursery.start_soon(_process, consumer, handle, "partition")
+            await until(lambda: len(done) == 40)
+            nursery.cancel_scope.cancel()
+
+
+async def _come_when(condition: Any, running: Running, protocol: str, done: set[Any]) -> None:
+    """Another member, which reads on with what it gets."""
+    await until(condition)
+    async with member(running, group_protocol=protocol) as consumer:
+        while True:
+            done.update((record.partition, record.offset) for record in await consumer.poll(20))
+
+
 async def test_who_ends_it_and_commits_commits_nothing_that_was_not_finished() -> None:
     async with group_broker() as running:
         await fill(running, "t", 1, 20)
