@@ -75,7 +75,7 @@ _COMPRESSION = ("compression", "kafka.compression.type")
 _TRANSACTION = ("txnAppId", "txnVersion")
 _SINK_OPTIONS = (
     *_SERVERS, "topic", "exchange", "routingKey", _VHOST, *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs",
-    "checkpointLocation", *_ACCESS,
+    "checkpointLocation", "queryName", *_ACCESS,
 )  # fmt: skip
 KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, _DISORDER, *_STREAM, *_OTHERS, *_ACCESS)
 GROUP_PREFIX = "spark-millrace-source"

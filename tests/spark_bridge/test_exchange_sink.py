@@ -158,6 +158,12 @@ def test_columns(fields: list[Any], given: dict[str, str], sentence: str) -> Non
         check_columns(schema, chosen)
 
 
+def test_options_that_spark_adds_are_no_error() -> None:
+    """It tells a sink the query's name and where the checkpoint is as if they were options of it."""
+    given = {"bootstrap.servers": "h:1", "exchange": "e", "queryname": "alerts", "checkpointlocation": "/c"}
+    assert parse_sink_options(given) == parse_sink_options({"bootstrap.servers": "h:1", "exchange": "e"})
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

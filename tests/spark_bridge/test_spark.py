@@ -286,6 +286,7 @@ def test_a_query_writes_each_row_once_though_a_micro_batch_comes_again(spark: An
             .select("key", "value")
             .writeStream.format("millrace")
             .options(**{"bootstrap.servers": server, "topic": target})
+            .queryName("copies")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()
