@@ -229,6 +229,13 @@ def test_a_broker_that_is_not_the_one_meant_is_not_trusted(secured: BrokerProces
     with pytest.raises(ConnectionLost, match="certificate verify failed"):
         client.metadata()
 
+    async def topics() -> None:
+        async with Client(f"{HOST}:{secured.ports['natives']}", tls=tls_context()) as client:
+            await client.list_topics()
+
+    with pytest.raises(ConnectionLost, match="certificate verify failed"):
+        trio.run(topics)
+
 
 def receive_to_end(sock: socket.socket) -> bytes:
     """What the broker says before it closes; that it does so, and not with a reset."""

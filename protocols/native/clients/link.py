@@ -36,10 +36,10 @@ OnReply = Callable[[Reply | MillraceError], None]
 
 
 def _why(error: Exception) -> str:
-    """Why a connection was not made: if no address could be reached, what the first one said."""
+    """Why a connection was not made: if no address could be reached, what the first one said; of TLS what it found."""
     if isinstance(error.__cause__, BaseExceptionGroup) and isinstance(error.__cause__.exceptions[0], OSError):
         return os.strerror(error.__cause__.exceptions[0].errno or 0)
-    return str(error) or repr(error)
+    return str(error) or str(error.__cause__ or "") or repr(error)
 
 
 class LinkConfig(msgspec.Struct, kw_only=True, frozen=True):
