@@ -227,6 +227,12 @@ class Wills:
     def _decide_now(self, key: bytes, will: Will, also: Sequence[tuple[bytes, bytes | None]] = ()) -> None:
         """The same, with other records of the store. Raises LogUnavailable, BatchTooLarge."""
         vhost, name = _parts(key)
+        try:
+            self._require_rights(vhost, name, will)
+        except BrokerError as error:
+            logger.warning("the will for %s was not published: %s", will.routing_key, error)
+            self._store.put_all([(key, None), *also])
+            return
         decision = self._decision(vhost, name, will)
         retained: dict[bytes, bytes | None] = {}
         if will.retained_tag is not None:
@@ -241,6 +247,11 @@ class Wills:
         self._open += 1
         self._when_durable(decision, self._store.log.log_end_offset)
 
+    def _require_rights(self, vhost: str, name: str, will: Will) -> None:
+        """Raises BrokerError if its owner may not publish it now."""
+        grants = self._broker.rights.grants(will.user, vhost, client_id=name)
+        grants.require_publish(will.exchange, (will.routing_key,))
+
     def _when_durable(self, decision: Decision, end: int) -> None:
         def done(error: StorageUnavailable | None) -> None:
             if error is None:
@@ -253,8 +264,7 @@ class Wills:
     def _publish(self, decision: Decision, avoided: Iterable[Home] = ()) -> None:
         will, broker = decision.will, self._broker
         try:
-            grants = broker.rights.grants(will.user, decision.vhost, client_id=decision.name)
-            grants.require_publish(will.exchange, (will.routing_key,))
+            self._require_rights(decision.vhost, decision.name, will)
             publisher = self._publishers.get(decision.vhost)
             if publisher is None or not publisher.is_there:
                 publisher = self._publishers[decision.vhost] = _Publisher(broker, decision.vhost, self._over)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from core_log.memory_files import MemoryFiles
+from gateway.authentication import authenticator
+from routing.access.grants import EVERYTHING, TopicPermission
 from routing.broker import open_broker
 from routing.config import BrokerConfig
 from tests.protocols.mqtt.conftest import World
@@ -19,6 +21,24 @@ async def test_mqtt_3_1_2_17_a_will_with_retain_is_retained(world: World) -> Non
     late = await world.client("late")
     await late.send(subscribe(1, ("w", 1)))
     assert list(packets(late.take()))[1][0] == 0x33
+
+
+async def test_what_its_owner_may_not_publish_is_not_retained_either(world: World) -> None:
+    rights = world.broker.rights
+    await rights.add_user("low", b"secret")
+    await rights.set_permission("/", "low", EVERYTHING)
+    await rights.set_topic_permission("/", "low", "amq.topic", TopicPermission("^own$", ".*"))
+    owner = await world.client("owner")
+    await owner.send(publish("there", b"1", retain=True))
+    for topic, body in (("w", b"gone"), ("there", b""), ("own", b"mine")):
+        mortal = world.open(authenticate=authenticator(rights))
+        await mortal.send(connect("mortal", user="low", password=b"secret", will=(topic, body, 1, True)))
+        await mortal.expect(b"\x20\2\0\0")
+        mortal.lose()
+        await world.next_turn()
+    assert world.broker.retained.get("/", "w") is None
+    assert world.broker.retained.get("/", "there") is not None
+    assert world.broker.retained.get("/", "own") is not None
 
 
 async def test_a_client_is_connected_once_its_will_is_safe() -> None:
