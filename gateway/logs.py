@@ -3,6 +3,7 @@
 1. Everything goes through `structlog`'s processors, also what other packages say with the standard `logging`.
 2. A line is an event with values, never a sentence with values in it, so that it can be searched for. Nothing is logged
    per message; what a client can repeat at will is logged at `debug`.
+3. Names that clients choose are in lines, so nothing but a traceback goes over the end of one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import sys
 
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor, WrappedLogger
 
 from gateway.config import Log
 
@@ -28,15 +29,15 @@ def configure_logs(config: Log) -> None:
         structlog.processors.UnicodeDecoder(),
     ]
     if config.format == "json":
-        render: Processor = structlog.processors.JSONRenderer()
+        rendering: list[Processor] = [structlog.processors.JSONRenderer()]
     else:
-        render = structlog.processors.KeyValueRenderer(
-            key_order=["time", "level", "logger", "event"], repr_native_str=False
-        )
+        order = ["time", "level", "logger", "event"]
+        rendering = [_on_one_line, structlog.processors.KeyValueRenderer(key_order=order, repr_native_str=False)]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render], foreign_pre_chain=shared
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+            foreign_pre_chain=shared,
         )
     )
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
@@ -51,3 +52,10 @@ def configure_logs(config: Log) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
+
+
+def _on_one_line(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+    for key, value in line.items():
+        if key != "exception" and isinstance(value, str) and not value.isprintable():
+            line[key] = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in value)
+    return line
