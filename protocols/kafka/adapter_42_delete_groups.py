@@ -1,4 +1,7 @@
-"""DeleteGroups: forget groups without members, and how far they have come."""
+"""DeleteGroups: forget groups without members, and how far they have come.
+
+It takes the right to read the topics that a group has come somewhere in, as OffsetDelete does.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,11 @@ async def delete_groups(door: Door, call: Call, request: Entity) -> Entity:
 
 
 async def _deleted(door: Door, name: str) -> ErrorCode:
+    topics, groups = door.broker.topics, door.broker.groups
     try:
-        await door.broker.groups.delete(name)
+        if not all(door.allows("read", topic) for topic, _ in await groups.fetch(name) if topic in topics):
+            return ErrorCode.GROUP_AUTHORIZATION_FAILED
+        await groups.delete(name)
     except ENGINE_ERRORS as error:
         return group_code_of(error)
     return ErrorCode.NONE

@@ -23,7 +23,7 @@ from protocols.kafka.messages_groups import (
     OFFSET_FETCH,
     SYNC_GROUP,
 )
-from routing.access.grants import Permission
+from routing.access.grants import EVERYTHING, Permission
 from routing.topics.offset_store import Committed
 from tests.protocols.kafka.door import Peer, kafka_broker
 
@@ -254,6 +254,10 @@ async def test_offsets_are_for_who_may_read() -> None:
         assert await committed(peer) == {}
         asked = [Entity(name="t", partition_indexes=[0])]
         assert (await committed(peer, 7, asked))[("t", 0)] == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1, "")
+        (deleted,) = (await peer.ask(DELETE_GROUPS, 2, groups_names=["g"])).results
+        assert deleted.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+        await broker.rights.set_permission("/", "guest", EVERYTHING)
+        assert (await committed(peer, 7, asked))[("t", 0)] == (0, 3, "n")
 
 
 async def test_who_comes_back_under_the_same_client_id_has_what_it_had() -> None:
