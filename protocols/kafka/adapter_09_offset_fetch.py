@@ -45,7 +45,8 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
                 asked.group_id, places, member_id=asked.member_id, epoch=asked.member_epoch
             )
         if places is not None:
-            found = await door.broker.poison.look(asked.group_id, found)
+            told = {place: at for place, at in found.items() if door.allows("read", place[0])}
+            found |= await door.broker.poison.look(asked.group_id, told)
         if require_stable:
             unstable = door.broker.groups.unstable(asked.group_id, places)
     except ENGINE_ERRORS as error:
@@ -58,8 +59,8 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
     for topic, index in places:
         if not topics or topics[-1].name != topic:
             topics.append(Entity(name=topic, partitions=[]))
-        told = ErrorCode.UNSTABLE_OFFSET_COMMIT if (topic, index) in unstable else code
-        topics[-1].partitions.append(_partition(door, found, topic, index, told))
+        said = ErrorCode.UNSTABLE_OFFSET_COMMIT if (topic, index) in unstable else code
+        topics[-1].partitions.append(_partition(door, found, topic, index, said))
     return Entity(group_id=asked.group_id, topics=topics, error_code=code)
 
 

@@ -24,8 +24,9 @@ from protocols.kafka.messages_groups import (
     SYNC_GROUP,
 )
 from routing.access.grants import EVERYTHING, Permission
+from routing.groups.group import Group
 from routing.topics.offset_store import Committed
-from tests.protocols.kafka.door import Peer, kafka_broker
+from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
 
 QUICK = {"group_initial_delay_ms": 0}
 PROTOCOLS = [Entity(name="range", metadata=b"wants")]
@@ -258,6 +259,25 @@ async def test_offsets_are_for_who_may_read() -> None:
         assert deleted.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
         await broker.rights.set_permission("/", "guest", EVERYTHING)
         assert (await committed(peer, 7, asked))[("t", 0)] == (0, 3, "n")
+
+
+async def test_who_may_not_read_tries_no_records_of_others() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        topic = await broker.create_topic("t", partitions=1, config={"millrace.dead.letter.fetches": "1"})
+        peer, place = Peer(broker), ("t", 0)
+        await peer.produce("t", batch_of([b"poison", b"good"]))
+        await broker.offsets.commit("g", {place: Committed(0)})
+        await member(peer)
+        group = broker.groups.groups["g"]
+        assert isinstance(group, Group)
+        asked = [Entity(name="t", partition_indexes=[0])]
+        await broker.rights.set_permission("/", "guest", Permission("", "", "^other$"))
+        for _ in range(3):
+            group.departed[place] += 1
+            assert (await committed(peer, 7, asked))[place] == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1, "")
+            assert await committed(peer, 7) == {}
+        assert (await broker.offsets.fetch("g", [place]))[place].offset == 0
+        assert list(broker.topics.values()) == [topic]
 
 
 async def test_who_comes_back_under_the_same_client_id_has_what_it_had() -> None:
