@@ -62,6 +62,7 @@ async def publish_once(
     Raises NotFound, AccessRefused, LimitExceeded, InvalidArgument (damaged batches), StorageUnavailable (then it may
     be done yet, as a whole).
     """
+    grants.require("write", "exchange", exchange)
     transactions, step = broker.transactions, Step(writer, number)
     async with transactions.lock(writer):
         if transactions.is_done(step):

@@ -146,6 +146,10 @@ async def test_rights() -> None:
         await running.broker.rights.add_user("ada", b"x")
         await running.broker.rights.set_permission("/", "ada", Permission("", "other", ".*"))
         said = {"name": "amq.topic", "writer": "w", "number": 0, "batches": [batch(1)]}
+        for one in (said, said | {"batches": []}):
+            with pytest.raises(AccessRefused):
+                await administer(running.broker, "ada", "exchanges.publish_once", one)
+        assert await step(running, 0, batch(1)) == 1
         with pytest.raises(AccessRefused):
             await administer(running.broker, "ada", "exchanges.publish_once", said)
 
