@@ -146,7 +146,10 @@ class WebApi:
             if found is not None:
                 result = await found.run(asked, asked.user, **checked(name, found, arguments))
             else:
-                result = await administer(self._broker, asked.user, name, arguments, asked_from=asked.peer)
+                vhost = self._config.native.virtual_host
+                result = await administer(
+                    self._broker, asked.user, name, arguments, asked_from=asked.peer, topics_vhost=vhost
+                )
             return msgspec.json.encode(result)
         except (Refused, MillraceError, *ENGINE_ERRORS):
             raise

@@ -417,7 +417,10 @@ class NativeAdapter:
 
     async def _administer(self, request: wire.Administer) -> wire.Reply:
         user, arguments = self._grants.user, request.arguments
-        result = await administer(self._broker, user, request.operation, arguments, asked_from=self.peer)
+        vhost = self._config.virtual_host
+        result = await administer(
+            self._broker, user, request.operation, arguments, asked_from=self.peer, topics_vhost=vhost
+        )
         return wire.AdministerReply(request.correlation_id, result)
 
     # Groups

@@ -42,8 +42,8 @@ class Operation:
     arguments: type[msgspec.Struct]
     tags: tuple[str, ...] | None
     """Users with one of these may ask for it; None: it looks itself at what the user may do."""
-    wants_peer: bool = False
-    """It is told from where it is asked for."""
+    wants: frozenset[str] = frozenset()
+    """What it is told besides, of the door where it is asked for: `asked_from`, `topics_vhost`."""
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -53,8 +53,8 @@ def operation(
     name: str, *, tags: tuple[str, ...] | None = CHANGES, into: dict[str, Operation] = OPERATIONS
 ) -> Callable[[Implementation], Implementation]:
     """Enter a function into a table. Its first two parameters are the broker and the user who asks; what follows are
-    the arguments, with their types and defaults. A keyword `asked_from` is no argument: it is the address, "host:port",
-    from where it is asked for, or "".
+    the arguments, with their types and defaults. Keywords are no arguments: `asked_from` is the address, "host:port",
+    from where it is asked for, or "", and `topics_vhost` the virtual host whose permissions count for topics there.
     """
 
     def enter(function: Implementation) -> Implementation:
@@ -68,17 +68,25 @@ def operation(
             for one in arguments
         ]
         struct = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
-        into[name] = Operation(function, struct, tags, wants_peer=len(arguments) < len(parameters))
+        keywords = {one.name for one in parameters} - {one.name for one in arguments}
+        into[name] = Operation(function, struct, tags, frozenset(keywords))
         return function
 
     return enter
 
 
 async def administer(
-    broker: Broker, user: str, name: str, arguments: Mapping[str, Any], *, asked_from: str = ""
+    broker: Broker,
+    user: str,
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    asked_from: str = "",
+    topics_vhost: str = "/",
 ) -> Any:
-    """Run an operation for a user, who asks from an address ("host:port"). Raises AccessRefused, NotFound (no such
-    operation), InvalidArgument, and what the operation raises.
+    """Run an operation for a user, who asks from an address ("host:port"), at a door where permissions in
+    `topics_vhost` count for topics. Raises AccessRefused, NotFound (no such operation), InvalidArgument, and what the
+    operation raises.
     """
     found = OPERATIONS.get(name)
     if found is None:
@@ -86,9 +94,8 @@ async def administer(
     if found.tags is not None:
         require_tag(broker, user, name, found.tags)
     given = checked(name, found, arguments)
-    if found.wants_peer:
-        given["asked_from"] = asked_from
-    return await found.run(broker, user, **given)
+    told = {"asked_from": asked_from, "topics_vhost": topics_vhost}
+    return await found.run(broker, user, **given, **{one: told[one] for one in found.wants})
 
 
 def checked(name: str, found: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ _TIMEOUT_MS_MAX = 30_000
 
 
 @operation("topics.settings", tags=None)
-async def list_settings(broker: Broker, user: str, name: str, start: int = 0) -> dict[str, Any]:
+async def list_settings(broker: Broker, user: str, name: str, start: int = 0, *, topics_vhost: str) -> dict[str, Any]:
     """All settings of a topic, and who has said so: the topic, the broker's configuration, or nobody."""
-    _require(broker, user, name, ("configure", "read", "write"))
+    _require(broker, user, topics_vhost, name, ("configure", "read", "write"))
     described = broker.topic_control.described(broker.topology.topic(name))
     rows = ((one.name, one.value, one.source, one.kind, one.documentation) for one in described)
     return table(SETTINGS, rows, start)
@@ -37,10 +37,12 @@ async def alter(
     config: dict[str, str] = {},  # noqa: B006
     unset: list[str] = [],  # noqa: B006
     dry_run: bool = False,
+    *,
+    topics_vhost: str,
 ) -> None:
     """Configure a topic otherwise: these settings, and those of `unset` as if nobody had said anything."""
 
-    _require(broker, user, name, ("configure",))
+    _require(broker, user, topics_vhost, name, ("configure",))
 
     def change(before: dict[str, str]) -> dict[str, str]:
         return {one: value for one, value in before.items() if one not in unset} | config
@@ -53,10 +55,17 @@ async def alter(
 
 @operation("topics.delete_records", tags=None)
 async def delete_records(
-    broker: Broker, user: str, name: str, partition: int, before: int = EVERYTHING, timeout_ms: int = 10_000
+    broker: Broker,
+    user: str,
+    name: str,
+    partition: int,
+    before: int = EVERYTHING,
+    timeout_ms: int = 10_000,
+    *,
+    topics_vhost: str,
 ) -> int:
     """Delete what lies before an offset of a partition that this broker leads, or everything; where it begins then."""
-    _require(broker, user, name, ("configure",))
+    _require(broker, user, topics_vhost, name, ("configure",))
     partitions = broker.topology.topic(name).partitions
     if not 0 <= partition < len(partitions):
         raise NotFound(f"topic '{name}' has no partition {partition}, but {len(partitions)}")
@@ -68,13 +77,21 @@ async def delete_records(
 
 @operation("topics.lease", tags=None)
 async def lease(
-    broker: Broker, user: str, name: str, reader: str, offsets: dict[str, int], lease_ms: int, holder: str = ""
+    broker: Broker,
+    user: str,
+    name: str,
+    reader: str,
+    offsets: dict[str, int],
+    lease_ms: int,
+    holder: str = "",
+    *,
+    topics_vhost: str,
 ) -> None:
     """Keep what a reader has not read, by partition from an offset on, for so long or the broker's limit; 0: no longer.
 
     Of partitions that this broker leads. Several holders may have one reader's name.
     """
-    _require(broker, user, name, ("read",))
+    _require(broker, user, topics_vhost, name, ("read",))
     partitions = broker.topology.topic(name).partitions
     now_ms = lease_clock_ms()
     until_ms = now_ms + min(max(lease_ms, 0), broker.config.reader_lease_ms_max)
@@ -110,8 +127,8 @@ async def list_readers(broker: Broker, user: str, start: int = 0) -> dict[str, A
     return table(READERS, rows, start)
 
 
-def _require(broker: Broker, user: str, name: str, accesses: tuple[Access, ...]) -> None:
+def _require(broker: Broker, user: str, vhost: str, name: str, accesses: tuple[Access, ...]) -> None:
     """Raises AccessRefused unless the user may do one of these with the topic."""
-    grants = broker.rights.grants(user)
+    grants = broker.rights.grants(user, vhost)
     if not any(grants.allows(access, name) for access in accesses):
         raise AccessRefused(f"access to topic '{name}' refused for user '{user}'")

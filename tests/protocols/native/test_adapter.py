@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from core_log.memory_files import FaultyFiles, MemoryFiles
 from protocols.native import wire, wire_topics
 from protocols.native.config import NativeConfig
 from protocols.native.errors import RETRIABLE, ErrorCode
+from routing.access.grants import EVERYTHING
 from routing.config import BrokerConfig
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
 from tests.protocols.native.asking import fetch, fetched, produce, produced, refused, until_parked
@@ -285,6 +287,34 @@ async def test_the_largest_batch_of_a_topic() -> None:
         await peer.ask(wire_topics.CreateTopic(0, "below", 1, {"max.message.bytes": str(len(batch) - 1)}))
         outcome = await produced(peer, ("at", 0, batch), ("below", 0, batch))
         assert outcome == [(None, 0), (ErrorCode.BATCH_TOO_LARGE, -1)]
+
+
+async def test_operations_on_topics_go_by_the_permissions_of_the_doors_virtual_host() -> None:
+    def authenticate(user: str, password: bytes, peer: str) -> bool:
+        return True
+
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("topics.settings", {}),
+        ("topics.alter", {"config": {"retention.ms": "1000"}}),
+        ("topics.delete_records", {"partition": 0}),
+        ("topics.lease", {"reader": "r", "offsets": {"0": 0}, "lease_ms": 1000}),
+    ]
+    native = NativeConfig(virtual_host="apps")
+    async with native_broker(config=native, authenticate=authenticate) as running:
+        broker = running.broker
+        await broker.set_vhost("apps")
+        await broker.create_topic("t")
+        for user, vhost in (("of-apps", "apps"), ("of-others", "/")):
+            await broker.rights.add_user(user, b"p")
+            await broker.rights.set_permission(vhost, user, EVERYTHING)
+            async with connected(running, hello=False) as peer:
+                await peer.ask(wire.Hello(0, 1, 9, "", (user, "p")))
+                for operation, more in asked:
+                    request = wire.Administer(1, operation, {"name": "t", **more})
+                    if vhost == "apps":
+                        assert isinstance(await peer.ask(request), wire.AdministerReply)
+                    else:
+                        assert await refused(peer, request) == ErrorCode.ACCESS_REFUSED
 
 
 async def test_topics_are_not_made_where_that_is_off() -> None:
