@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocols.kafka.adapter_03_metadata import sees
 from protocols.kafka.adapter_15_describe_groups import OPERATIONS
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
@@ -37,10 +38,26 @@ def _described(door: Door, name: str) -> Entity:
     else:
         if isinstance(found, ConsumerGroup):
             _fill(door, reply, found)
+            if not all(sees(door, topic) for topic in _topics_of(reply)):
+                # Topics that the user may not know of: as Kafka does, nothing is told of the group then.
+                why = "The group has described topic(s) that the client is not authorized to describe."
+                code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                return Entity(
+                    error_code=code, error_message=why, group_id=name, group_state="", assignor_name="", members=[]
+                )
         else:
             reply.error_code = ErrorCode.GROUP_ID_NOT_FOUND
             reply.error_message = f"Group {name} is not a consumer group."
     return reply
+
+
+def _topics_of(group: Entity) -> set[str]:
+    """All that are named in what is told of a group."""
+    named = {topic for member in group.members for topic in member.subscribed_topic_names}
+    for member in group.members:
+        for places in (member.assignment, member.target_assignment):
+            named.update(one.topic_name for one in places.topic_partitions)
+    return named
 
 
 def _fill(door: Door, reply: Entity, group: ConsumerGroup) -> None:

@@ -174,3 +174,8 @@ async def test_topics_are_for_who_may_read_them() -> None:
         found = await beat(peer, subscribed_topic_names=None, subscribed_topic_regex=".*")
         (part,) = found.assignment.topic_partitions
         assert part.topic_id == broker.topics["other"].id
+        (told,) = (await peer.ask(CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])).groups
+        assert (told.error_code, len(told.members)) == (0, 1)
+        await broker.rights.set_permission("/", "guest", Permission("", "", "^t$"))
+        (told,) = (await peer.ask(CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])).groups
+        assert (told.error_code, told.members) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, [])
