@@ -53,13 +53,37 @@ def matches_from(tokens: Sequence[str], depth: int, words: list[str], at: int) -
 
 def _matches_anywhere(tokens: Sequence[str], place: int, words: list[str], at: int) -> bool:
     """The same from a `#` on, which may stand for as many words as it takes; all ways at once."""
-    end = len(words)
-    here = {at}
-    for token in tokens[place:]:
+    ways = Ways(words)
+    return ways.lead_to_end(tokens[place:], 1 << at)
+
+
+class Ways:
+    """All ways through the words of a key at once: where they have come is a set of places, bit n the one before word
+    n. One that is behind the last word has come to the end.
+    """
+
+    __slots__ = ("_whole", "end", "places")
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.places: dict[str, int] = {}
+        """Where each word stands."""
+        for at, word in enumerate(words):
+            self.places[word] = self.places.get(word, 0) | 1 << at
+        self.end = 1 << len(words)
+        self._whole = (self.end << 1) - 1
+
+    def after(self, token: str, here: int) -> int:
+        """Where they have come behind a token, which is not in the first place; 0: nowhere."""
         if token in _ANY_OF:
-            here = set(range(min(here), end + 1))
-        else:
-            here = {at + 1 for at in here if at < end and (token == ONE or token == words[at])}
-        if not here:
-            return False
-    return end in here
+            return self._whole & -(here & -here)
+        if token == ONE:
+            return here << 1 & self._whole
+        return (here & self.places.get(token, 0)) << 1
+
+    def lead_to_end(self, tokens: Sequence[str], here: int) -> bool:
+        """Whether the tokens match what is left."""
+        for token in tokens:
+            here = self.after(token, here)
+            if not here:
+                return False
+        return bool(here & self.end)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from routing.key_patterns import ANY, ANY_PLAIN, ONE, ONE_PLAIN, matches_from, parse_pattern
+from routing.key_patterns import ANY, ANY_PLAIN, ONE, ONE_PLAIN, Ways, matches_from, parse_pattern
 
 _END = "."
 """Below it is what ends at a node."""
@@ -120,7 +120,7 @@ class TopicTrie(Generic[Value]):
         words = key.split(".") if key else []
         end = len(words)
         found: list[Any] = []
-        seen: set[tuple[int, int]] = set()
+        ways: Ways | None = None
         stack: list[tuple[Any, int, int]] = [(self._root, 0, 0)]
         plain = end > 0 and not words[0].startswith("$")
         while stack:
@@ -137,10 +137,8 @@ class TopicTrie(Generic[Value]):
                 if type(child) is not dict:
                     stack.append((child, at, depth))
                     continue
-                for rest in range(at, end + 1):
-                    if (id(child), rest) not in seen:
-                        seen.add((id(child), rest))
-                        stack.append((child, rest, depth + 1))
+                ways = ways or Ways(words)
+                _match_below(child, depth + 1, ways, ways.after(ANY, 1 << at), found)
             if at == end:
                 if _END in node:
                     _take(node[_END], found)
@@ -153,8 +151,7 @@ class TopicTrie(Generic[Value]):
                 stack.append((child, at + 1, depth + 1))
             if plain and not depth and ONE_PLAIN in node:
                 stack.append((node[ONE_PLAIN], at + 1, depth + 1))
-        # Only below a `#` in the midst of patterns can one place be come to on several ways.
-        return list(dict.fromkeys(found)) if seen else found
+        return found
 
     def __iter__(self) -> Iterator[Value]:
         stack: list[Any] = [self._root]
@@ -169,6 +166,29 @@ class TopicTrie(Generic[Value]):
 
     def __bool__(self) -> bool:
         return bool(self._root)
+
+
+def _match_below(node: dict[str, Any], depth: int, ways: Ways, here: int, found: list[Any]) -> None:
+    """Take what matches below a `#` in the midst of patterns. There a node can be come to on many ways: it is looked at
+    once, for all of them.
+    """
+    stack: list[tuple[Any, int, int]] = [(node, here, depth)]
+    while stack:
+        node, here, depth = stack.pop()
+        if type(node) is not dict:
+            if ways.lead_to_end(_tokens_of(node)[depth:], here):
+                _take(node, found)
+            continue
+        if here & ways.end and _END in node:
+            _take(node[_END], found)
+        tokens = node if len(node) < len(ways.places) else (*ways.places, ONE, ANY)
+        for token in tokens:
+            child = node.get(token)
+            if child is None or token == _END:
+                continue
+            there = ways.after(token, here)
+            if there:
+                stack.append((child, there, depth + 1))
 
 
 def _take(leaf: Any, found: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -152,6 +153,26 @@ def test_many_wildcards_do_not_explode() -> None:
             trie.add(one)
         assert not trie.match(".".join(["a"] * 19))
         assert trie.match(".".join(["a"] * 60)) == [held]
+
+
+def test_many_patterns_with_many_wildcards_are_each_looked_at_once() -> None:
+    looked = 0
+
+    class Counted(Held):
+        @property
+        def pattern(self) -> str:  # type: ignore[override]
+            nonlocal looked
+            looked += 1
+            return self[0]
+
+    trie = TopicTrie[Held]()
+    patterns = ["#." + ".#.".join(words) + ".#.z" for words in product("a*", repeat=8)]
+    for pattern in patterns:
+        trie.add(Counted(pattern))
+    looked = 0
+    assert not trie.match(".".join(["a"] * 127))
+    assert looked <= len(patterns)
+    assert len(trie.match(".".join([*["a"] * 126, "z"]))) == len(patterns)
 
 
 def test_a_pattern_of_many_words_needs_no_recursion() -> None:
