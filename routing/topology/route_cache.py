@@ -96,7 +96,9 @@ class RouteCache:
 
     def _matching(self, tokens: Sequence[str]) -> list[str]:
         """The keys in the trie that a pattern matches."""
-        found: dict[str, None] = {}
+        found: list[str] = []
+        decided: set[str] = set()
+        """Those that stand there themselves: behind `#` one can come to them at many places of the pattern."""
         end = len(tokens)
         seen: set[tuple[int, int]] = set()
         stack: list[tuple[dict[str, Any], int]] = [(self._keys, 0)]
@@ -107,7 +109,7 @@ class RouteCache:
             seen.add((id(node), depth))
             if depth == end:
                 if _END in node and matches(tokens, node[_END]):
-                    found[node[_END]] = None
+                    found.append(node[_END])
                 continue
             token = tokens[depth]
             if token in (ANY, ANY_PLAIN):
@@ -122,6 +124,8 @@ class RouteCache:
                     continue
                 if type(child) is dict:
                     stack.append((child, after))
-                elif matches(tokens, child):
-                    found[child] = None
-        return list(found)
+                elif child not in decided:
+                    decided.add(child)
+                    if matches(tokens, child):
+                        found.append(child)
+        return found

@@ -44,6 +44,24 @@ def test_just_the_keys_that_match_are_dropped(steps: list[Any]) -> None:
         assert set(cache.routes) == there
 
 
+def test_many_wildcards_have_each_key_looked_at_once() -> None:
+    looked = 0
+
+    class Counted(list[str]):
+        def __len__(self) -> int:
+            nonlocal looked
+            looked += 1
+            return super().__len__()
+
+    for last, gone in (("#", 100), ("z", 0)):
+        cache = RouteCache()
+        for number in range(100):
+            cache.put(f"{number}." + ".".join(["a"] * 120), Route([], []))
+        looked = 0
+        assert cache.drop_matching(Counted(parse_pattern("#." * 100 + last, "amqp"))) == gone
+        assert looked < 500
+
+
 async def _publish(broker: Broker, exchange: str, *keys: str) -> None:
     for key in keys:
         broker.topology.vhosts["/"].router.routed(Slab(exchange, key, Properties("amqp", b"", persistent=False), [b""]))
