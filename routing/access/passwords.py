@@ -5,7 +5,8 @@
 2. What was right is remembered as a keyed hash that only this process can make, so that ten thousand clients that come
    back do that work once; those who come at the same time with the same password wait for the same answer.
 3. A wrong password costs the same whether the user is known or not. What was wrong is not remembered.
-4. Where a password was only ever given salted for SCRAM (`scram.py`) it is compared with that.
+4. Where a password was only ever given salted for SCRAM (`scram.py`) it is compared with that. That takes less, so a
+   wrong one is compared with a hash as well.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ _DUMMY = _hash_of_nothing()
 
 def _matches(encoded: str, password: bytes) -> bool:
     if scram.is_hash(encoded):
-        return scram.matches(encoded, password)
+        return scram.matches(encoded, password) or _matches(_DUMMY, password)
     try:
         return _hasher.verify(encoded, password)
-    except (VerificationError, InvalidHashError):
+    except InvalidHashError:  # of who has no password
+        return _matches(_DUMMY, password)
+    except VerificationError:
         return False
 
 

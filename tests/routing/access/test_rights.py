@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
 import trio
+from argon2 import PasswordHasher
 
 from core_log.files import Files, MemoryFiles
 from core_log.memory_files import FaultyFiles
+from routing.access import passwords as access_passwords
+from routing.access import scram
 from routing.access.grants import EVERYTHING, REMEMBERED_MAX, Grants, Permission, TopicPermission
 from routing.access.passwords import Passwords
 from routing.access.rights import Rights
+from routing.access.users import NO_PASSWORD
 from routing.broker import open_broker
 from routing.errors import (
     AccessRefused,
@@ -82,6 +87,26 @@ async def test_ten_thousand_who_come_back_at_once_are_one_verification(monkeypat
     assert len(started) == 3, "what is wrong is not remembered"
     assert not await passwords.verify(None, b"wrong")
     assert len(started) == 4, "a user who is not there costs the same"
+
+
+async def test_who_has_no_hash_costs_as_much_as_who_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    class Counted(PasswordHasher):
+        def verify(self, encoded: str | bytes, password: str | bytes) -> Literal[True]:
+            compared.append(str(encoded))
+            return super().verify(encoded, password)
+
+    monkeypatch.setattr(access_passwords, "_hasher", Counted(time_cost=1, memory_cost=8, parallelism=1))
+    salted = scram.as_hash("SCRAM-SHA-256", scram.credential("SCRAM-SHA-256", b"pass", b"salt", 4096))
+    passwords = Passwords()
+    assert not await passwords.verify(None, b"wrong")
+    (of_nobody,) = compared
+    for encoded in (salted, NO_PASSWORD):
+        compared.clear()
+        assert not await passwords.verify(encoded, b"wrong")
+        assert of_nobody in compared
+    assert await passwords.verify(salted, b"pass")
 
 
 async def test_logging_in() -> None:
