@@ -62,6 +62,8 @@ class Door:
         """Called with who the client is. Raises BrokerError."""
         self.sasl: Any = None
         """How the client has chosen to log in."""
+        self.shown: str | None = None
+        """Who the client has shown to be; whoever logs in again stays that."""
         self.bare_tokens = False
         """What comes is no requests now, but its tokens."""
         self.fetches: Any

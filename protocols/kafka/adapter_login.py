@@ -64,10 +64,13 @@ async def _welcome(door: Door, user: str, password: bytes | None) -> None:
     """Log in who has shown who it is, or has a password to show."""
     if not await is_welcome(door.authenticate, user, password, door.peer):
         raise _refused(_WRONG)
+    if door.shown not in (None, user):
+        raise _refused(f"Cannot change principals during re-authentication from {door.shown} to {user}")
     try:
         door.login(user)
     except BrokerError as error:
         raise _refused(str(error)) from None
+    door.shown = user
 
 
 def _refused(why: str) -> KafkaError:

@@ -72,6 +72,20 @@ async def test_scram(mechanism: str, version: int) -> None:
         assert (await scram(broker, "anna", "other", mechanism)).error_code == 0
 
 
+async def test_who_logs_in_again_stays_who_it_was() -> None:
+    async with kafka_broker() as broker:
+        await broker.rights.add_user("anna", b"p")
+        await broker.rights.set_permission("/", "anna", ALL)
+        peer = stranger(broker)
+        for user, code in (("anna", 0), ("anna", 0), ("u", FAILED)):
+            await peer.ask(SASL_HANDSHAKE, 1, mechanism="PLAIN")
+            told = await peer.ask(SASL_AUTHENTICATE, 2, auth_bytes=f"\0{user}\0p".encode())
+            assert told.error_code == code
+        assert "Cannot change principals" in told.error_message
+        assert peer.adapter.closed
+        assert [one.user for one in broker.clients] == ["anna"]
+
+
 async def challenge(broker: Broker, user: str) -> tuple[bytes, bytes]:
     peer = stranger(broker)
     await peer.ask(SASL_HANDSHAKE, 1, mechanism="SCRAM-SHA-512")
