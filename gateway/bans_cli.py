@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from gateway.client_cli import Ago, listing, with_client
+from core_log.wall_clock import wall_clock_ms
+from gateway.client_cli import Ago, Moment, listing, with_client
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -27,7 +26,7 @@ bans.command("list", help="Print who is kept out.")(listing("bans.list", by_vhos
 @bans.command("add")
 @_kind
 @click.argument("value")
-@click.option("--until", type=click.DateTime(), help="Until this time of day here; by default for ever.")
+@click.option("--until", type=Moment(), metavar="TIME", help="ISO 8601, or ms since 1970; by default for ever.")
 @click.option("--for", "for_s", type=Ago(), metavar="SECONDS", help="For so long.")
 @click.option("--reason", default="", help="Clients are told.")
 @click.option("--force", is_flag=True, help="Also yourself, or where you are.")
@@ -36,7 +35,7 @@ def add_ban(
     client: BlockingClient,
     kind: str,
     value: str,
-    until: datetime | None,
+    until: int | None,
     for_s: float | None,
     reason: str,
     force: bool,
@@ -46,13 +45,13 @@ def add_ban(
     """
     if until is not None and for_s is not None:
         raise click.UsageError("until when? Give --until or --for")
-    ends_s = until.timestamp() if until is not None else 0 if for_s is None else time.time() + for_s
+    until_ms = 0 if for_s is None else wall_clock_ms() + int(for_s * 1000)  # 0: for ever
+    if until is not None:
+        until_ms = max(until, 1)
     from protocols.native.errors import MillraceError
 
     try:
-        kept = client.administer(
-            "bans.add", kind=kind, value=value, until_ms=int(ends_s * 1000), reason=reason, force=force
-        )
+        kept = client.administer("bans.add", kind=kind, value=value, until_ms=until_ms, reason=reason, force=force)
     except MillraceError as error:
         if not (force and str(error).startswith(f"{kind} ") and " is banned" in str(error)):  # closes this one, too
             raise

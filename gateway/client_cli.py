@@ -44,6 +44,22 @@ class Ago(click.FloatRange):
         return seconds if seconds == seconds else self.fail("nan is no number of seconds", param, ctx)
 
 
+class Moment(click.ParamType[int]):
+    """A time in ms since 1970, given as that or in ISO 8601: in this machine's time zone, unless it says another."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Raises BadParameter."""
+        try:
+            found = int(value) if value.isdecimal() else round(datetime.fromisoformat(value).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            found = -1
+        if not 0 <= found <= OFFSET_MAX:
+            self.fail(f"{value!r} is neither ms since 1970 nor like 2026-01-31T12:00", param, ctx)
+        return found
+
+
 PAGE_ROWS = 1000
 """A list comes in pages of so many rows."""
 

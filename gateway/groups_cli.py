@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from core_log.wall_clock import wall_clock_ms
-from gateway.client_cli import DISTANCE, OFFSET, Ago, show, show_fields, with_client, with_json
+from gateway.client_cli import DISTANCE, OFFSET, Ago, Moment, show, show_fields, with_client, with_json
 from gateway.described import described_group
 
 if TYPE_CHECKING:
@@ -66,23 +65,13 @@ def delete(client: BlockingClient, name: str) -> None:
     client.delete_group(name)
 
 
-def _moment(text: str) -> int:
-    """A time in ms, of ms since 1970 or ISO 8601."""
-    try:
-        if text.isdecimal():
-            return OFFSET(text)
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except (ValueError, OverflowError, click.BadParameter):
-        raise click.BadParameter(
-            f"{text!r} is neither ms since 1970 nor like 2026-01-31T12:00", param_hint="--to-time"
-        ) from None
-
-
 @groups.command()
 @click.argument("name")
 @click.option("--to-earliest", is_flag=True, help="To the first record there is.")
 @click.option("--to-latest", is_flag=True, help="Behind the last record.")
-@click.option("--to-time", metavar="TIME", help="To the first record not before: ISO 8601, or ms since 1970.")
+@click.option(
+    "--to-time", type=Moment(), metavar="TIME", help="To the first record not before: ISO 8601, or ms since 1970."
+)
 @click.option("--ago", type=Ago(), metavar="SECONDS", help="The same, so long before now.")
 @click.option("--to-offset", type=OFFSET, metavar="N")
 @click.option("--shift-by", type=DISTANCE, metavar="N", help="So many records further, or back if below 0.")
@@ -95,7 +84,7 @@ def reset_offsets(
     name: str,
     to_earliest: bool,
     to_latest: bool,
-    to_time: str | None,
+    to_time: int | None,
     ago: float | None,
     to_offset: int | None,
     shift_by: int | None,
@@ -116,7 +105,7 @@ def reset_offsets(
     if to_earliest or to_latest:
         to = "earliest" if to_earliest else "latest"
     elif to_time is not None:
-        to = _moment(to_time)
+        to = to_time
     elif ago is not None:
         to = wall_clock_ms() - int(ago * 1000)
     partitions = client.places(topics) if topics else None

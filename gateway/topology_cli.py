@@ -5,12 +5,11 @@ broker.
 from __future__ import annotations
 
 import json
-import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from core_log.wall_clock import wall_clock_ms
 from gateway.client_cli import (
     COUNT,
     LIMIT,
@@ -18,6 +17,7 @@ from gateway.client_cli import (
     OFFSET_MAX,
     Ago,
     Command,
+    Moment,
     listing,
     say,
     show,
@@ -217,7 +217,7 @@ def move_messages(
 
 @queues.command("rewind")
 @click.argument("name")
-@click.option("--to", "moment", type=click.DateTime(), help="Since this time of day here.")
+@click.option("--to", "moment", type=Moment(), metavar="TIME", help="Since then: ISO 8601, or ms since 1970.")
 @click.option("--ago", "ago_s", type=Ago(), metavar="SECONDS", help="Since so many seconds ago.")
 @click.option("--dry-run", is_flag=True, help="Only say how many messages would come again.")
 @vhost_option
@@ -226,7 +226,7 @@ def move_messages(
 def rewind_queue(
     client: BlockingClient,
     name: str,
-    moment: datetime | None,
+    moment: int | None,
     ago_s: float | None,
     dry_run: bool,
     vhost: str,
@@ -235,8 +235,8 @@ def rewind_queue(
     """Have queue NAME, which retains messages, give out again what was published since a time and is done with."""
     if (moment is None) == (ago_s is None):
         raise click.UsageError("since when? Give --to or --ago")
-    since_s = moment.timestamp() if moment is not None else time.time() - (ago_s or 0)
-    given = {"name": name, "vhost": vhost, "since_ms": int(since_s * 1000), "dry_run": dry_run}
+    since_ms = moment if moment is not None else wall_clock_ms() - int((ago_s or 0) * 1000)
+    given = {"name": name, "vhost": vhost, "since_ms": since_ms, "dry_run": dry_run}
     total = 0
     while True:
         done = client.administer("queues.rewind", **given)

@@ -266,6 +266,9 @@ def test_who_is_kept_out(millrace: Commands) -> None:
     assert millrace.run("bans", "add", "user", "x", "--for", "1", "--until", "2099-01-01").exit_code == 2
     millrace("bans", "delete", "address", "10.0.0.0/24")
     millrace("bans", "delete", "client_id", "sensor")
+    millrace("bans", "add", "user", "x", "--until", "2099-12-31T00:00:00.500Z")
+    assert [one["ends_at_ms"] for one in millrace.rows("bans", "list")] == [4102358400500]
+    millrace("bans", "delete", "user", "x")
     assert millrace.refused("bans", "delete", "user", "x") == "user x is not banned"
 
 
@@ -386,6 +389,8 @@ NONSENSE = [
     *[("groups", "reset-offsets", "g", "--topic", "n", "--shift-by", wrong) for wrong in (HUGE, LOW)],
     ("groups", "reset-offsets", "g", "--topic", f"n:{HUGE}", "--to-latest"),
     *[("queues", "rewind", "n", "--ago", wrong) for wrong in (HUGE, "-1", "nan", "inf")],
+    *[("queues", "rewind", "n", "--to", wrong) for wrong in (HUGE, "0001-01-01", "yesterday")],
+    *[("bans", "add", "user", "n", "--until", wrong) for wrong in (HUGE, "0001-01-01", "0")],
     *[("queues", "move", "n", "m", "--limit", wrong) for wrong in (HUGE, "0", "-1")],
     *[("vhosts", "limits", "/", "--max-queues", wrong) for wrong in (HUGE, "-2")],
     *[("policies", "set", "n", "^n", '{"max-length": 1}', "--priority", wrong) for wrong in (HUGE, LOW, "x")],
@@ -491,6 +496,9 @@ def test_a_queue_is_rewound(millrace: Commands, broker: BrokerProcess) -> None:
         for _ in range(20):
             channel.basic_get("rewound", auto_ack=True)
         assert millrace("queues", "rewind", "rewound", "--ago", "600", "--dry-run") == "20 messages would come again\n"
+        for to in ("2099-12-31T00:00:00Z", "2099-12-31 00:00:00.500+01:00", "4102358400000"):
+            found = millrace("queues", "rewind", "rewound", "--dry-run", "--to", to)
+            assert found == "0 messages would come again\n"
         assert millrace("queues", "rewind", "rewound", "--to", "2020-01-31") == "20 messages come again\n"
         got = [channel.basic_get("rewound", auto_ack=True) for _ in range(20)]
         assert [body for _, _, body in got] == [b"%d" % number for number in range(20)]
