@@ -27,7 +27,7 @@ Partition = Mapping[str, Any]
 
 
 def cluster_status(client: BlockingClient) -> dict[str, Any]:
-    """`broker` (who was asked), `controller`, `brokers`, `counters`, `partitions`: see
+    """`broker` (who was asked), `controller`, `has_lease`, `brokers`, `counters`, `partitions`: see
     `routing/administration/status.py`.
     """
     found: dict[str, Any] = client.administer("cluster.brokers")
@@ -39,6 +39,11 @@ def cluster_status(client: BlockingClient) -> dict[str, Any]:
 
 def show_troubles(found: Mapping[str, Any]) -> None:
     """Name what is not as it should be."""
+    if not found.get("has_lease", True):
+        click.echo(
+            f"broker {found['broker']} has no lease, as etcd does not answer: it leads nothing, "
+            "and what is said here is what it knew last"
+        )
     partitions: list[Partition] = found["partitions"]
     leaderless = [one for one in partitions if one["leader"] is None]
     under_replicated = [one for one in partitions if len(one["isr"]) < len(one["replicas"])]

@@ -33,6 +33,7 @@ def status(client: BlockingClient, as_json: bool) -> None:
             "homes": [dict(zip(columns, home, strict=True)) for home in homes],
             "sessions": found.sessions,
             "refused_messages": found.refused_messages,
+            "blocked": found.blocked,
         }
         show_fields(fields, True)
         return

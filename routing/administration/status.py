@@ -32,7 +32,9 @@ COLUMNS = (
 
 @operation("cluster.brokers", tags=LOOKS)
 async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
-    """The broker that is asked, the controller, and all brokers that there are."""
+    """The broker that is asked, the controller, whether the former has its lease (else all this is what it knew last),
+    and all brokers that there are.
+    """
     cluster = broker.cluster
     if cluster is None:
         now = {
@@ -40,7 +42,8 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
             "stalled": broker.stalls.stalled,
             "low_on_disk": broker.alarms.disk_low,
         }
-        return {"broker": 0, "controller": None, "brokers": [_described(0, None) | {"alive": True} | now]}
+        brokers = [_described(0, None) | {"alive": True} | now]
+        return {"broker": 0, "controller": None, "has_lease": True, "brokers": brokers}
     entry = cluster.store.get(CONTROLLER)
     controller = decode(entry.value, ControllerRecord).broker if entry is not None else None
     alive = cluster.members.brokers
@@ -51,7 +54,12 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
         else _described(number, None)
         for number in sorted(cluster.members.known)
     ]
-    return {"broker": cluster.broker_id, "controller": controller, "brokers": brokers}
+    return {
+        "broker": cluster.broker_id,
+        "controller": controller,
+        "has_lease": not cluster.has_no_lease,
+        "brokers": brokers,
+    }
 
 
 @operation("cluster.counters", tags=LOOKS)

@@ -20,9 +20,11 @@ import trustme
 
 import gateway
 from gateway.authentication import authenticator
+from gateway.cluster_status import show_troubles
 from gateway.config import Config
 from gateway.errors import Refused
 from millrace import BlockingClient
+from routing.administration import administer
 from tests.gateway.shell import open_door
 from tests.gateway.test_websocket import answer_of
 from tests.support import BrokerProcess, broker_process
@@ -123,7 +125,7 @@ def test_health(broker: BrokerProcess, closed: BrokerProcess) -> None:
             assert (answer.status, answer.read()) == (200, b"ok\n")
 
 
-async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease() -> None:
+async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease(capsys: pytest.CaptureFixture[str]) -> None:
     async with mesh() as brokers, open_door() as door:
         member = brokers.members[1]
         from gateway.web_pages import WebPages
@@ -140,9 +142,16 @@ async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease() -> None:
                     await pages.answer(broker, None, "127.0.0.1:1", None)
                 return client.recv(4096).partition(b"\r\n")[0]
 
+        async def status() -> str:
+            found = await administer(member.broker, "guest", "cluster.brokers", {})
+            show_troubles({**found, "partitions": []})
+            return capsys.readouterr().out
+
         assert await health() == b"HTTP/1.1 200 OK"
+        assert "lease" not in await status()
         member.one.store.lease_deadline = -1.0
         assert await health() == b"HTTP/1.1 503 Service Unavailable"
+        assert (await status()).startswith("broker 1 has no lease, as etcd does not answer")
 
 
 @pytest.mark.parametrize(
