@@ -201,5 +201,10 @@ class Exchange:
             raise PeerGone
 
 
+def is_listed(origin: str, origins: str) -> bool:
+    """Whether the page that a browser names as its `origin` is from one of `origins`, as settings list them."""
+    return origin.lower() in (one.strip().rstrip("/").lower() for one in origins.split(","))
+
+
 def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from gateway.errors import Refused
+from gateway.http import is_listed
 from protocols.peers import is_loopback, is_welcome
 
 if TYPE_CHECKING:
@@ -94,6 +95,5 @@ def require_own_page(request: Request, asking: Asking, config: HttpConfig) -> No
     """Raises Refused for what a page from elsewhere asks for."""
     origins = request.headers.get("origin", [])
     own = f"{asking.scheme}://{request.first('host')}".lower()
-    others = [one.strip().rstrip("/").lower() for one in config.origins.split(",")]
-    if any(origin.lower() != own and origin.lower() not in others for origin in origins):
+    if any(origin.lower() != own and not is_listed(origin, config.origins) for origin in origins):
         raise Refused(HTTPStatus.FORBIDDEN, "a page from elsewhere may ask nothing here")

@@ -24,7 +24,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
 from gateway.errors import PeerGone, Refused
-from gateway.http import Exchange, Headers, Request
+from gateway.http import Exchange, Headers, Request, is_listed
 from gateway.tls import TlsLayer
 from protocols.buffers import BytesLike
 
@@ -307,8 +307,7 @@ def accept(request: Request, config: WebSocketConfig) -> Headers:
     if not whole:
         raise Refused(HTTPStatus.BAD_REQUEST, "Sec-WebSocket-Key: 16 bytes in base64 are expected")
     origin = request.first("origin")
-    allowed = config.origins.replace(" ", "").split(",") if config.origins else None
-    if allowed is not None and origin is not None and origin not in allowed:
+    if config.origins and origin is not None and not is_listed(origin, config.origins):
         raise Refused(HTTPStatus.FORBIDDEN, f"pages from {origin} may not connect")
     offered = request.tokens("sec-websocket-protocol")
     subprotocol = next((name for name in _SUBPROTOCOLS if name in offered), None)

@@ -33,7 +33,7 @@ UPGRADE = {
 
 CONFIG = """
 [websocket]
-origins = "https://good.example, http://localhost:8080"
+origins = "https://Good.example/, http://localhost:8080"
 handshake_timeout_ms = 700
 message_bytes_max = 70000
 head_bytes_max = 4096
