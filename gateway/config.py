@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -260,8 +260,8 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     http: HttpConfig = msgspec.field(default_factory=HttpConfig)
     limits: Limits = msgspec.field(default_factory=Limits)
     log: Log = msgspec.field(default_factory=Log)
-    users: dict[str, str] = msgspec.field(default_factory=lambda: {"guest": "guest"})
-    """Passwords by user name, for all doors. `guest` may connect from loopback addresses only."""
+    users: dict[str, Annotated[str, Meta(min_length=1)]] = msgspec.field(default_factory=lambda: {"guest": "guest"})
+    """Passwords by user name, for all doors; none may be empty. `guest` may connect from loopback addresses only."""
     engine: BrokerConfig = msgspec.field(default_factory=BrokerConfig)
     amqp: AmqpConfig = msgspec.field(default_factory=AmqpConfig)
     mqtt: MqttConfig = msgspec.field(default_factory=MqttConfig)
@@ -455,4 +455,7 @@ def _setting_first(message: str) -> str:
     problem, at, path = message.replace("`", "").rpartition(" - at ")
     if not at:
         return message.replace("`", "")
-    return f"{path.removeprefix('$').removeprefix('.')}: {problem[0].lower()}{problem[1:]}"
+    name = path.removeprefix("$").removeprefix(".")
+    kind = dict(settings_of(Config)).get(name)
+    choices = f", not one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
+    return f"{name}: {problem[0].lower()}{problem[1:]}{choices}"
