@@ -227,9 +227,10 @@ def show_fields(fields: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(fields, ensure_ascii=False, indent=2))
         return
-    width = max(map(len, fields), default=0)
-    for name, value in fields.items():
-        click.echo(f"{name.replace('_', ' ').ljust(width)}  {_cell(value)}".rstrip())
+    titles = [_title(name, list(fields)) for name in fields]
+    width = max(map(len, titles), default=0)
+    for title, (name, value) in zip(titles, fields.items(), strict=True):
+        click.echo(f"{title.ljust(width)}  {_cell(value, name.endswith('_at_ms'))}".rstrip())
 
 
 def say(fields: dict[str, Any], text: str, as_json: bool) -> None:

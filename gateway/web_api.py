@@ -179,6 +179,8 @@ def _asked_by(query: str) -> dict[str, Any]:
         if "key" in found:
             found["key"] = {"base64": b64encode(found["key"].encode("utf-8", "surrogateescape")).decode()}
         if "limit" in found:
+            if not found["limit"].isdecimal():
+                raise ValueError("limit is no number of messages")
             found["limit"] = int(found["limit"])
     except ValueError as error:
         raise Refused(HTTPStatus.BAD_REQUEST, f"the query is not understood: {error}") from None
