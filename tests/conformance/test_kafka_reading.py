@@ -137,7 +137,9 @@ def test_batches_of_which_nothing_is_left_are_no_error(
     """librdkafka doubles what it asks for at each reply without a record, and raises an error when that is too much."""
     client = admin.AdminClient({"bootstrap.servers": server})
     client.create_topics([admin.NewTopic(setting, 1, 1, config={setting: value})])[setting].result(30)
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": server, "group.id": "g", "enable.partition.eof": True})
+    consumer = confluent_kafka.Consumer({
+        "bootstrap.servers": server, "group.id": "g", "enable.partition.eof": True, "fetch.wait.max.ms": 20,
+    })  # fmt: skip
     producer = confluent_kafka.Producer({"bootstrap.servers": server, "linger.ms": 0})
     consumer.assign([confluent_kafka.TopicPartition(setting, 0, 0)])
     deadline = time.monotonic() + 30

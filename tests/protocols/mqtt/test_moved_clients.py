@@ -371,6 +371,7 @@ async def test_a_session_that_expires_while_its_client_connects_elsewhere_is_not
     async with town() as found:
         former = await begun_5(found.nodes[FORMER])
         found.nodes[LATER].cluster.members.brokers = dict.fromkeys((FORMER, LATER))
+        monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [])  # nobody leads what is retained, here
         await former.send(disconnect_5(0))
         refresh = RemoteQueue.refresh
 
@@ -383,5 +384,4 @@ async def test_a_session_that_expires_while_its_client_connects_elsewhere_is_not
         later = Device(found.nodes[LATER], "device")
         await later.send(connect_5("device", block(session_expiry=3600), flags=0))
         assert (await later.hears(0x20))[:2] == b"\0\0"
-        await later.send(subscribe_5(1, ("t", 1)))
-        assert (await later.hears(0x90))[-1] == 1
+        assert found.nodes[LEADER].broker.topology.queues["mqtt.device"].arguments["x-expires"] == 3_600_000
