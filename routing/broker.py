@@ -254,7 +254,7 @@ class Broker(Turns):
             for log in (partition.log, *partition.drop_forwards()):
                 for session in self.confirming:
                     session.confirms.let_go(log)
-                self.commits.let_go(log)
+                self.commits.forget(log, deleted=True)
         self._dirty.pop(partition, None)
         self.leased.discard(partition)
 

@@ -65,10 +65,6 @@ def storage_errors() -> Iterator[None]:
         raise StorageUnavailable(str(error)) from error
 
 
-def _closed() -> StorageUnavailable:
-    return StorageUnavailable("the log was closed")
-
-
 class CommitWaiter:
     """See the module. One for the whole broker."""
 
@@ -79,7 +75,8 @@ class CommitWaiter:
         self, requirements: Iterable[tuple[PartitionLog, int]], done: Done, *, sync: bool = True, moves: bool = False
     ) -> None:
         """Call `done(None)` once every log has committed (`sync`) or written all below its offset, or `done(error)`.
-        With `moves` it waits for what `move` says instead, should that be called, and for nothing after `let_go`.
+        With `moves` it waits for what `move` says instead, should that be called, and not for a log that is deleted
+        (`forget`).
 
         With nothing left to wait for, `done` is called before this returns.
         """
@@ -139,9 +136,7 @@ class CommitWaiter:
                 if place is not None:
                     further.append((place, waiter))
                 else:
-                    done, waiter.done = waiter.done, None
-                    if done is not None:
-                        done(error)
+                    self._refused(waiter, error)
             ordered = sorted(further, key=lambda one: one[0])
             further.clear()
             further.extend(ordered)
@@ -149,27 +144,21 @@ class CommitWaiter:
             to.request_sync()
         self._advanced(to)
 
-    def let_go(self, log: PartitionLog) -> None:
-        """The log is deleted, on purpose: who has published to an exchange (`moves`) need not wait any more for what
-        was to be in it. Who has appended to it is told that it was closed.
+    def forget(self, log: PartitionLog, *, deleted: bool = False) -> None:
+        """The log is closed: fail whoever still waits for it. Where it is `deleted`, on purpose, who has published to
+        an exchange (`moves`) need not wait any more for what was to be in it.
         """
         line = self._lines.pop(log, None)
         if line is None:
             return
+        error = StorageUnavailable("the log was closed")
         for waiting in (line.synced, line.written):
-            left = [one for one in waiting if not one[1].moves]
-            gone = [waiter for _, waiter in waiting if waiter.moves]
-            waiting.clear()
-            waiting.extend(left)
-            for waiter in gone:
-                self._met(waiter)
-        self._fail(line, _closed())
-
-    def forget(self, log: PartitionLog) -> None:
-        """The log is closed: fail whoever still waits for it."""
-        line = self._lines.pop(log, None)
-        if line is not None:
-            self._fail(line, _closed())
+            while waiting:
+                waiter = waiting.popleft()[1]
+                if deleted and waiter.moves:
+                    self._met(waiter)
+                else:
+                    self._refused(waiter, error)
 
     def fail(self, log: PartitionLog, error: StorageUnavailable) -> None:
         """What is appended to a log may be committed by nobody here: tell whoever still waits for it."""
@@ -194,10 +183,12 @@ class CommitWaiter:
             waiter.done(None)
 
     @staticmethod
-    def _fail(line: _Line, error: StorageUnavailable) -> None:
+    def _refused(waiter: _Waiter, error: StorageUnavailable) -> None:
+        done, waiter.done = waiter.done, None
+        if done is not None:
+            done(error)
+
+    def _fail(self, line: _Line, error: StorageUnavailable) -> None:
         for waiting in (line.synced, line.written):
             while waiting:
-                waiter = waiting.popleft()[1]
-                done, waiter.done = waiter.done, None
-                if done is not None:
-                    done(error)
+                self._refused(waiting.popleft()[1], error)

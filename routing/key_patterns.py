@@ -53,8 +53,7 @@ def matches_from(tokens: Sequence[str], depth: int, words: list[str], at: int) -
 
 def _matches_anywhere(tokens: Sequence[str], place: int, words: list[str], at: int) -> bool:
     """The same from a `#` on, which may stand for as many words as it takes; all ways at once."""
-    ways = Ways(words)
-    return ways.lead_to_end(tokens[place:], 1 << at)
+    return Ways(words).lead_to_end(tokens[place:], 1 << at)
 
 
 class Ways:

@@ -254,8 +254,8 @@ class TopicLogs:
         led, leadership.leads = leadership.leads, self._cluster.role_of(name) is not None
         if leadership.leads:
             partition.forward, partition.behind = None, partition.forward or partition.behind
-        elif partition.forward is None and self.forward is not None:
-            partition.forward = self.forward(name)
+        elif partition.forward is None and partition.elsewhere is not None:
+            partition.forward = partition.elsewhere()
         if leadership.leads:
             partition.next_offset = partition.log.log_end_offset
             if isinstance(partition.log, ReplicaLog):

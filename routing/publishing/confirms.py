@@ -112,7 +112,7 @@ class Confirms:
         self._parts.append((self.published, {}, False, error, ()))
 
     def let_go(self, log: PartitionLog) -> None:
-        """The log is deleted: see `CommitWaiter.let_go`."""
+        """The log is deleted: see `CommitWaiter.forget`."""
         for requirements in (self._requirements, *(part[1] for part in self._parts)):
             requirements.pop(log, None)
 

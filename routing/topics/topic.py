@@ -86,8 +86,7 @@ class Topic:
 
     def wait(self) -> bool:
         """Have messages wait for partitions that cannot take them now, as that may pass; whether they may."""
-        held_up = any(partition.known is not None and partition.is_held_up for partition in self.partitions)
-        return not held_up and all(partition.wait() for partition in self.partitions)
+        return all(partition.wait() for partition in self.partitions)
 
     def require_room(self, slab: Slab) -> None:
         """Raises LimitExceeded if a message of a slab is too large for a batch of this topic."""

@@ -354,11 +354,15 @@ class TopicPartition:
 
     def wait(self) -> bool:
         """Have what is routed wait where it may not be appended now; whether it may."""
+        if self.is_held_up:
+            return False
         if (self.forward or self).error() is None:
             return True
-        if self.forward is None and self.behind is None and self.elsewhere is not None:
+        if self.forward is not None:
+            return False
+        if self.behind is None and self.elsewhere is not None:
             self.behind = self.elsewhere()
-        return self.forward is None and self.behind is not None and self.behind.error() is None
+        return self.behind is not None and self.behind.error() is None
 
     def _log_advanced(self, log: PartitionLog) -> None:
         if self.leadership is not None and not self._open:

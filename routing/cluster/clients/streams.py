@@ -333,11 +333,7 @@ class Stream:
     def drop(self) -> None:
         """What it leads to is deleted: who waits for what was to be there need not, and nothing is sent any more."""
         self.written_offset = self.committed_offset = self.next_position
-        self.kept.clear()
-        self.own.clear()
-        self.kept_bytes = 0
-        self._watches.clear()
-        self._tell()
+        self._send_no_more()
         self.error = OSError(f"{self.name} is deleted")
         self._forwarding.forget(self)
 
@@ -345,14 +341,18 @@ class Stream:
         """Tell whoever waits that it is not known to be safe, and send it no more."""
         before, self.error = self.error, OSError(why)
         self.given_up = self.next_position
+        self._send_no_more()
+        self.error = before
+        if self._link is not None:
+            self._away_since_s = self.error = None  # nothing is under way that could be answered: try what comes next
+
+    def _send_no_more(self) -> None:
+        """Nothing that was taken so far is sent any more; whoever waits looks what has become of it."""
         self.kept.clear()
         self.own.clear()
         self.kept_bytes = 0
         self._watches.clear()
         self._tell()
-        self.error = before
-        if self._link is not None:
-            self._away_since_s = self.error = None  # nothing is under way that could be answered: try what comes next
 
     # ---- what is answered
 

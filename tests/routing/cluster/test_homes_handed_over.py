@@ -14,7 +14,8 @@ from core_log.replication.state import Change
 from routing.cluster.clients.transaction_effects import Target
 from routing.cluster.metadata.log_names import TRANSACTIONS, log_of_kind
 from routing.republishing.dead_letters import _Flight
-from tests.support.home_cluster import Mesh, mesh, until
+from tests.routing.harness import Client
+from tests.support.home_cluster import Member, Mesh, mesh, until
 
 TTL_MS = 50
 DEAD = {"x-message-ttl": TTL_MS, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -26,6 +27,15 @@ async def declared(brokers: Mesh, homes: dict[str, int], **arguments: Any) -> No
         one.broker.topology.place_queue = lambda queue_id, arguments, index=index: index  # type: ignore[misc]
         await one.queue(name, arguments=arguments if name == "q" else {})
     await until(lambda: all(set(homes) <= set(m.broker.topology.queues) for m in brokers.members.values()))
+
+
+def publishing_to_both(member: Member) -> Client:
+    """In a transaction."""
+    client = member.client()
+    client.session.begin()
+    client.publish("q", "x")
+    client.publish("other", "x")
+    return client
 
 
 @pytest.mark.parametrize("home", [0, 1], ids=["here", "elsewhere"])
@@ -89,10 +99,7 @@ async def test_a_transaction_is_not_put_into_what_is_being_handed_over() -> None
             return apply(*arguments, **options)
 
         one.part.states._swap, shared._decide, shared._apply = swap_later, decide_before, put  # type: ignore[method-assign]
-        client = one.client()
-        client.session.begin()
-        client.publish("q", "x")
-        client.publish("other", "x")
+        client = publishing_to_both(one)
         nursery.start_soon(client.session.commit)
         await applied.wait()
         one.turn()
@@ -132,10 +139,7 @@ async def test_a_commit_goes_to_the_next_leader_of_the_records_of_transactions()
         )
         shared._log_for_records = lambda: mine  # type: ignore[method-assign]
         shared.keeper = keeper_before  # type: ignore[method-assign, assignment]
-        client = two.client()
-        client.session.begin()
-        client.publish("q", "x")
-        client.publish("other", "x")
+        client = publishing_to_both(two)
         with trio.fail_after(4):
             await client.session.commit()
         assert asked
@@ -156,10 +160,7 @@ async def test_a_commit_waits_for_a_leader_of_the_records_of_transactions() -> N
         led = shared.stores.led
         waited = trio.current_time() + 0.2
         shared.stores.led = lambda: led() if trio.current_time() > waited else iter(())  # type: ignore[method-assign]
-        client = one.client()
-        client.session.begin()
-        client.publish("q", "x")
-        client.publish("other", "x")
+        client = publishing_to_both(one)
         with trio.fail_after(4):
             await client.session.commit()
 

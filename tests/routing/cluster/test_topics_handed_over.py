@@ -33,6 +33,14 @@ async def led(brokers: Mesh, **config: str) -> tuple[Member, TopicPartition]:
     return found[0]
 
 
+async def led_stream(brokers: Mesh) -> tuple[Member, TopicPartition]:
+    """The same of a topic that is a stream, as all brokers know."""
+    leader, partition = await led(brokers)
+    await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
+    await until(lambda: all("t" in one.broker.topology.vhosts["/"].streams for one in brokers.members.values()))
+    return leader, partition
+
+
 @pytest.mark.parametrize("config", [{}, {"millrace.deduplication.window.ms": "60000"}], ids=["plain", "ids"])
 async def test_who_reads_of_producers_meanwhile_appends_nothing_to_what_another_leads(config: dict[str, str]) -> None:
     async with mesh(serve_each_other=True) as brokers:
@@ -56,9 +64,7 @@ async def test_what_is_published_at_any_broker_stays_in_its_order() -> None:
     """Also at the one that leads next: what it has sent and was not answered for comes before what it takes itself."""
     async with mesh(serve_each_other=True) as brokers:
         members = list(brokers.members.values())
-        leader, _ = await led(brokers)
-        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
-        await until(lambda: all("t" in member.broker.topology.vhosts["/"].streams for member in members))
+        leader, _ = await led_stream(brokers)
         clients = {member: member.client() for member in members}
         number = dict.fromkeys(members, 0)
         going = True
@@ -93,8 +99,7 @@ async def test_what_is_published_at_any_broker_stays_in_its_order() -> None:
 
 async def test_what_is_published_at_its_leader_waits_for_replicas_in_sync() -> None:
     async with mesh(serve_each_other=True) as brokers:
-        leader, partition = await led(brokers)
-        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
+        leader, partition = await led_stream(brokers)
         client = leader.client()
         client.publish("t", "before", confirm=True)
         await until(lambda: leader.turn() or client.confirmed == 1)
@@ -118,8 +123,7 @@ async def test_what_is_published_at_its_leader_waits_for_replicas_in_sync() -> N
 
 async def test_what_waits_for_replicas_in_sync_is_refused_in_the_end() -> None:
     async with mesh(serve_each_other=True, patience_s=0.3) as brokers:
-        leader, partition = await led(brokers)
-        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
+        leader, partition = await led_stream(brokers)
         client = leader.client()
         leader.cut()
         await until(lambda: partition.error() is not None)
@@ -143,9 +147,7 @@ def leads(member: Member) -> bool:
 async def test_a_topic_that_is_deleted_keeps_no_publisher_waiting() -> None:
     async with mesh(serve_each_other=True) as brokers:
         members = list(brokers.members.values())
-        leader, _ = await led(brokers)
-        await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
-        await until(lambda: all("t" in member.broker.topology.vhosts["/"].streams for member in members))
+        leader, _ = await led_stream(brokers)
         clients = {member: member.client() for member in members}
         partitions = {member: member.broker.topics["t"].partitions[0] for member in members}
         told: list[StorageUnavailable | None] = []
