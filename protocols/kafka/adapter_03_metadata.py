@@ -41,7 +41,7 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
         names = [name for name in sorted(door.broker.topics) if sees(door, name)]
         topics = [_topic(door.broker.topics[name]) for name in names]
     else:
-        once = {(one.name, one.topic_id): one for one in asked}.values()
+        once = {one.name if one.topic_id == _NO_ID else one.topic_id: one for one in asked}.values()
         topics = [await _asked(door, call, one, create=request.allow_auto_topic_creation) for one in once]
     if request.include_topic_authorized_operations:
         for one in topics:

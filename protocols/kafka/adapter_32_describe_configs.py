@@ -22,8 +22,9 @@ _GROUP_SETTINGS = ("consumer.heartbeat.interval.ms", "consumer.session.timeout.m
 
 @serves(DESCRIBE_CONFIGS, 0, 4)
 async def describe_configs(door: Door, call: Call, request: Entity) -> Entity:
-    """One after the other."""
-    return Entity(results=[_described(door, request, one) for one in request.resources])
+    """One after the other; what is named twice is described once."""
+    once = {(one.resource_type, one.resource_name): one for one in request.resources}.values()
+    return Entity(results=[_described(door, request, one) for one in once])
 
 
 def _described(door: Door, request: Entity, asked: Entity) -> Entity:

@@ -12,14 +12,14 @@ from protocols.kafka.registry import serves
 
 @serves(DESCRIBE_PRODUCERS, 0, 0)
 async def describe_producers(door: Door, call: Call, request: Entity) -> Entity:
-    """Each partition is answered for itself, by its leader."""
+    """Each partition is answered for itself, by its leader; one that is named twice, once."""
     return Entity(
         topics=[
             Entity(
-                name=topic.name,
-                partitions=[await _partition(door, topic.name, index) for index in topic.partition_indexes],
+                name=name,
+                partitions=[await _partition(door, name, index) for index in dict.fromkeys(indexes)],
             )
-            for topic in request.topics
+            for name, indexes in {one.name: one.partition_indexes for one in request.topics}.items()
         ]
     )
 

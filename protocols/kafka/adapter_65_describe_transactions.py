@@ -13,8 +13,8 @@ from protocols.kafka.registry import serves
 
 @serves(DESCRIBE_TRANSACTIONS, 0, 0)
 async def describe_transactions(door: Door, call: Call, request: Entity) -> Entity:
-    """Each id is answered for itself, by who looks after it."""
-    return Entity(transaction_states=[_described(door, name) for name in request.transactional_ids])
+    """Each id is answered for itself, by who looks after it; one that is named twice, once."""
+    return Entity(transaction_states=[_described(door, name) for name in dict.fromkeys(request.transactional_ids)])
 
 
 def _described(door: Door, name: str) -> Entity:

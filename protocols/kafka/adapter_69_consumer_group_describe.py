@@ -19,8 +19,8 @@ _CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 
 @serves(CONSUMER_GROUP_DESCRIBE, 0, 1)
 async def consumer_group_describe(door: Door, call: Call, request: Entity) -> Entity:
-    """One that is not there, or divided by its members, is not found."""
-    groups = [_described(door, name) for name in request.group_ids]
+    """One that is not there, or divided by its members, is not found; one that is named twice is described once."""
+    groups = [_described(door, name) for name in dict.fromkeys(request.group_ids)]
     for one in groups:
         if request.include_authorized_operations and one.error_code == ErrorCode.NONE:
             one.authorized_operations = OPERATIONS

@@ -95,6 +95,14 @@ async def test_only_what_is_asked_for_is_told() -> None:
         assert said == "groups have no configuration of their own here ('g')"
 
 
+async def test_what_is_named_twice_is_described_once() -> None:
+    """Or a small request asks for replies without end."""
+    async with kafka_broker() as broker:
+        await broker.create_topic("t")
+        asked = [Entity(resource_type=TOPIC, resource_name="t", configuration_keys=None)] * 1000
+        assert len((await Peer(broker).ask(DESCRIBE_CONFIGS, 4, resources=asked)).results) == 1
+
+
 async def test_groups_are_all_as_the_broker_has_them() -> None:
     async with kafka_broker(consumer_session_timeout_ms=30_000) as broker:
         found = await settings(Peer(broker), "g", 32)

@@ -145,7 +145,7 @@ async def test_groups_are_listed_and_described_by_their_kind() -> None:
         assert await listed() == [("classic", "classic", "CompletingRebalance"), ours]
         assert await listed(types_filter=["Consumer"]) == await listed(states_filter=["stable"]) == [ours]
         assert await listed(types_filter=["share"]) == []
-        found = (await peer.ask(CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g", "classic", "none"])).groups
+        found = (await peer.ask(CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g", "classic", "none", "g"])).groups
         assert [one.error_code for one in found] == [0, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.GROUP_ID_NOT_FOUND]
         group = found[0]
         assert (group.group_state, group.group_epoch, group.assignment_epoch) == ("Stable", 1, 1)

@@ -240,12 +240,12 @@ async def test_operators_see_who_has_what_open_and_end_it() -> None:
         assert (reply.error_code, reply.transaction_states) == (ErrorCode.INVALID_REGULAR_EXPRESSION, [])
         reply = await one.peer.ask(LIST_TRANSACTIONS, 1, state_filters=["Dead"], producer_id_filters=[])
         assert reply.unknown_state_filters == ["Dead"]
-        reply = await one.peer.ask(DESCRIBE_TRANSACTIONS, 0, transactional_ids=["Zürich", "nobody"])
+        reply = await one.peer.ask(DESCRIBE_TRANSACTIONS, 0, transactional_ids=["Zürich", "nobody", "Zürich"])
         mine, none = reply.transaction_states
         assert (mine.transaction_state, mine.producer_id, mine.producer_epoch) == ("Ongoing", one.id, 0)
         assert [(topic.topic, topic.partitions) for topic in mine.topics] == [("t", [0])]
         assert none.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-        topics = [Entity(name="t", partition_indexes=[0, 1])]
+        topics = [Entity(name="t", partition_indexes=[0, 1, 0])] * 2
         reply = await one.peer.ask(DESCRIBE_PRODUCERS, 0, topics=topics)
         here, elsewhere = reply.topics[0].partitions
         (producer,) = here.active_producers
