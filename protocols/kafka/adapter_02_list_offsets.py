@@ -13,6 +13,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import LIST_OFFSETS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.topics.topic_partition import TopicPartition
 
 _LATEST, _EARLIEST, _LARGEST_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED, _EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
@@ -27,8 +28,9 @@ _NOWHERE = (-1, -1, -1)
 async def list_offsets(door: Door, call: Call, request: Entity) -> Entity:
     """One partition after the other."""
     topics = []
-    for topic in request.topics:
-        found = [await _partition(door, call, topic.name, one, request.isolation_level) for one in topic.partitions]
+    async for topic in bites(request.topics):
+        name, level = topic.name, request.isolation_level
+        found = [await _partition(door, call, name, one, level) async for one in bites(topic.partitions)]
         topics.append(Entity(name=topic.name, partitions=found))
     return Entity(topics=topics)
 

@@ -13,6 +13,7 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import METADATA
 from protocols.kafka.registry import serves
 from routing.access.grants import Access
+from routing.bites import bites
 from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 from routing.topology.plans import require_valid_topic_name
@@ -42,7 +43,7 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
         topics = [_topic(door.broker.topics[name]) for name in names]
     else:
         once = {one.name if one.topic_id == _NO_ID else one.topic_id: one for one in asked}.values()
-        topics = [await _asked(door, call, one, create=request.allow_auto_topic_creation) for one in once]
+        topics = [await _asked(door, call, one, create=request.allow_auto_topic_creation) async for one in bites(once)]
     if request.include_topic_authorized_operations:
         for one in topics:
             if one.error_code == ErrorCode.NONE:

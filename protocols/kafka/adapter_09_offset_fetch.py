@@ -13,6 +13,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import OFFSET_FETCH
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.topics.offset_store import Committed, Partition
 
 _NOWHERE = Committed(-1)
@@ -26,7 +27,7 @@ async def offset_fetch(door: Door, call: Call, request: Entity) -> Entity:
     """One group, or from version 8 on many."""
     if call.version >= _MANY_SINCE:
         once = {one.group_id: one for one in request.groups}.values()
-        return Entity(groups=[await _group(door, call, one, request.require_stable) for one in once])
+        return Entity(groups=[await _group(door, call, one, request.require_stable) async for one in bites(once)])
     found = await _group(door, call, request, request.require_stable)
     return Entity(topics=found.topics, error_code=found.error_code)
 
@@ -56,7 +57,7 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
     if places is None:
         places = sorted(place for place in {*found, *unstable} if door.allows("read", place[0]))
     topics: list[Entity] = []
-    for topic, index in places:
+    async for topic, index in bites(places):
         if not topics or topics[-1].name != topic:
             topics.append(Entity(name=topic, partitions=[]))
         said = ErrorCode.UNSTABLE_OFFSET_COMMIT if (topic, index) in unstable else code

@@ -8,6 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import FIND_COORDINATOR
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 _GROUP, _TRANSACTION = 0, 1
 _BATCHES_SINCE = 4
@@ -20,7 +21,7 @@ async def find_coordinator(door: Door, call: Call, request: Entity) -> Entity:
         found = _found(door, request.key, request.key_type)
         del found.key
         return found
-    return Entity(coordinators=[_found(door, key, request.key_type) for key in request.coordinator_keys])
+    return Entity(coordinators=[_found(door, key, request.key_type) async for key in bites(request.coordinator_keys)])
 
 
 def _found(door: Door, key: str, kind: int) -> Entity:

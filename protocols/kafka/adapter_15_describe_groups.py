@@ -8,6 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import DESCRIBE_GROUPS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.groups.errors import UnknownGroup
 from routing.groups.group import Group
 from routing.groups.membership import State
@@ -20,7 +21,7 @@ OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 @serves(DESCRIBE_GROUPS, 0, 6)
 async def describe_groups(door: Door, call: Call, request: Entity) -> Entity:
     """A group that is not there is `Dead`; one that is named twice is described once."""
-    groups = [_described(door, call, name) for name in dict.fromkeys(request.groups)]
+    groups = [_described(door, call, name) async for name in bites(dict.fromkeys(request.groups))]
     for one in groups:
         if request.include_authorized_operations and one.error_code == ErrorCode.NONE:
             one.authorized_operations = OPERATIONS

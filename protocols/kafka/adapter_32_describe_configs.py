@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from protocols.adapter_topics import may_see
 from protocols.kafka.adapter_broker_configs import BrokerSetting, broker_settings
@@ -14,6 +15,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DESCRIBE_CONFIGS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.topics.described_config import Described
 
 _OF_GROUPS = "group."
@@ -24,7 +26,7 @@ _GROUP_SETTINGS = ("consumer.heartbeat.interval.ms", "consumer.session.timeout.m
 async def describe_configs(door: Door, call: Call, request: Entity) -> Entity:
     """One after the other; what is named twice is described once."""
     once = {(one.resource_type, one.resource_name): one for one in request.resources}.values()
-    return Entity(results=[_described(door, request, one) for one in once])
+    return Entity(results=[_described(door, request, one) async for one in bites(once)])
 
 
 def _described(door: Door, request: Entity, asked: Entity) -> Entity:
@@ -34,11 +36,11 @@ def _described(door: Door, request: Entity, asked: Entity) -> Entity:
     )  # fmt: skip
     try:
         if asked.resource_type == ResourceType.TOPIC:
-            found = _of_topic(door, asked.resource_name)
+            found = _of_topic(door, request, asked.resource_name)
         elif asked.resource_type == ResourceType.BROKER:
-            found = _of_broker(door, asked.resource_name)
+            found = _as_asked(request, _of_broker(door, asked.resource_name))
         elif asked.resource_type == ResourceType.GROUP:
-            found = _of_group(door)
+            found = _as_asked(request, _of_group(door))
         else:
             raise not_configured(asked)
     except ENGINE_ERRORS as error:
@@ -47,21 +49,30 @@ def _described(door: Door, request: Entity, asked: Entity) -> Entity:
     keys = asked.configuration_keys
     for one in found:
         if not keys or one.name in keys:
-            if not request.include_synonyms:
-                one.synonyms = []
-            if not request.include_documentation:
-                one.documentation = None
             reply.configs.append(one)
     return reply
 
 
-def _of_topic(door: Door, name: str) -> Iterable[Entity]:
+def _as_asked(request: Entity, found: Iterable[Entity]) -> Iterable[Entity]:
+    for one in found:
+        if not request.include_synonyms:
+            one.synonyms = []
+        if not request.include_documentation:
+            one.documentation = None
+        yield one
+
+
+def _of_topic(door: Door, request: Entity, name: str) -> Iterable[Entity]:
     if door.grants is None or not may_see(door.grants, name):
         raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    return map(_topic_entry, door.broker.topic_control.described(door.topic(name)))
+    asked = bool(request.include_synonyms), bool(request.include_documentation)
+    return [_topic_entry(one, *asked) for one in door.broker.topic_control.described(door.topic(name))]
 
 
-def _topic_entry(one: Described) -> Entity:
+@lru_cache(maxsize=1024)
+def _topic_entry(one: Described, with_synonyms: bool, documented: bool) -> Entity:
+    """Most topics have most settings in common, and tools ask for all of a thousand topics."""
+    synonyms = one.synonyms if with_synonyms else ()
     return Entity(
         name=one.name,
         value=one.value,
@@ -69,9 +80,9 @@ def _topic_entry(one: Described) -> Entity:
         is_default=one.source == "default",
         config_source=SOURCES[one.source],
         is_sensitive=False,
-        synonyms=[Entity(name=name, value=value, source=SOURCES[source]) for name, value, source in one.synonyms],
+        synonyms=[Entity(name=name, value=value, source=SOURCES[source]) for name, value, source in synonyms],
         config_type=KINDS[one.kind],
-        documentation=one.documentation,
+        documentation=one.documentation if documented else None,
     )
 
 

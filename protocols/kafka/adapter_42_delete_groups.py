@@ -11,13 +11,16 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import DELETE_GROUPS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 
 @serves(DELETE_GROUPS, 0, 2)
 async def delete_groups(door: Door, call: Call, request: Entity) -> Entity:
     """One after the other."""
     return Entity(
-        results=[Entity(group_id=name, error_code=await _deleted(door, name)) for name in request.groups_names]
+        results=[
+            Entity(group_id=name, error_code=await _deleted(door, name)) async for name in bites(request.groups_names)
+        ]
     )
 
 

@@ -10,6 +10,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import CONSUMER_GROUP_DESCRIBE
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.groups.assignors import NOWHERE, Places
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.errors import UnknownGroup
@@ -20,7 +21,7 @@ _CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 @serves(CONSUMER_GROUP_DESCRIBE, 0, 1)
 async def consumer_group_describe(door: Door, call: Call, request: Entity) -> Entity:
     """One that is not there, or divided by its members, is not found; one that is named twice is described once."""
-    groups = [_described(door, name) for name in dict.fromkeys(request.group_ids)]
+    groups = [_described(door, name) async for name in bites(dict.fromkeys(request.group_ids))]
     for one in groups:
         if request.include_authorized_operations and one.error_code == ErrorCode.NONE:
             one.authorized_operations = OPERATIONS

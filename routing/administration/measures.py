@@ -1,7 +1,7 @@
 """What a system for monitoring wants to know of a broker: its figures, by families of series.
 
 1. Nothing is counted for it per message: what the engine knows anyway is looked at when somebody asks. That takes turns
-   (`_bites`), so that ten thousand queues hold up nobody.
+   (`bites`), so that ten thousand queues hold up nobody.
 2. A family has at most `series_max` series, those that came first; `left_off` says how many it lacks. Totals count all.
 3. Each broker of a cluster tells of the queues and partitions that it leads and of the groups that it looks after, so
    that the brokers together tell of each once. Of readers of queues (`queue_lag.py`) the queue's leader tells.
@@ -12,10 +12,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
@@ -26,18 +26,16 @@ from routing import queue_lag
 from routing.administration.figures import figures_here
 from routing.administration.operations import plain
 from routing.administration.status import logs_of_one
+from routing.bites import bites
 from routing.groups.lag_rules import PATIENCE_S, ends_of
 
 if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.topics.topic_partition import TopicPartition
 
-T = TypeVar("T")
 Kind = Literal["gauge", "counter"]
 
 _DUPLICATES = "Messages that were dropped, as their id had come within the deduplication window."
-_BITE = 100
-"""Queues, partitions or places of groups in one turn."""
 
 
 @dataclass(slots=True)
@@ -72,14 +70,6 @@ class Family:
 def _single(name: str, kind: Kind, help: str, value: float) -> Family:
     """A figure without labels."""
     return Family(f"millrace_{name}", kind, help, series=[()], values=[value])
-
-
-async def _bites(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items that there are now; others have their turn in between."""
-    for number, item in enumerate(list(items), 1):
-        yield item
-        if not number % _BITE:
-            await trio.lowlevel.checkpoint()
 
 
 class _Published:
@@ -172,7 +162,7 @@ class Measures:
         )
         broker = self._broker
         counted = dict(broker.ended)
-        async for session in _bites(broker.sessions):
+        async for session in bites(broker.sessions):
             before = counted.get(session.protocol, (0, 0))
             counted[session.protocol] = before[0] + session.published, before[1] + session.next_id - 1
         for protocol, (incoming, outgoing) in sorted(counted.items()):
@@ -224,7 +214,7 @@ class Measures:
         ]
         duplicates = self._duplicates("queue", *labels)
         count, totals = 0, [0, 0, 0, 0]
-        async for queue in _bites(self._broker.topology.all_queues()):
+        async for queue in bites(self._broker.topology.all_queues()):
             if queue.elsewhere or queue.deleted:
                 continue
             count += 1
@@ -252,7 +242,7 @@ class Measures:
         )
         duplicates = self._duplicates("topic", *labels)
         partitions = [partition for topic in self._broker.topics.values() for partition in topic.partitions]
-        async for partition in _bites(partitions):
+        async for partition in bites(partitions):
             if partition.leadership is not None and partition.leadership.refusal() is not None:
                 continue
             where, log = (plain(partition.topic_name), str(partition.index)), partition.log
@@ -275,7 +265,7 @@ class Measures:
             self._family("millrace_group_lag_seconds", "The age of the first record not read by a group.", *place),
         )
         broker, names, places = self._broker, self._broker.groups.names(), []
-        async for name in _bites(names):
+        async for name in bites(names):
             group, store = broker.groups.groups.get(name), broker.offsets.store_of(name)
             members.add(0 if group is None else len(group.members), (plain(name),))
             if store is not None and (at_ms := store.last_ms(name)) is not None:
@@ -283,7 +273,7 @@ class Measures:
             places += [(name, *where, at.offset) for where, at in sorted(broker.offsets.known(name).items())]
         self._records.next_round()
         waiting = trio.current_time() + PATIENCE_S
-        async for name, topic, index, offset in _bites(places):
+        async for name, topic, index, offset in bites(places):
             found = broker.topics.get(topic)
             if found is None or index >= len(found.partitions):
                 continue
@@ -316,7 +306,7 @@ class Measures:
         )
         broker = self._broker
         self._messages.next_round()
-        async for queue in _bites(broker.topology.all_queues()):
+        async for queue in bites(broker.topology.all_queues()):
             for one in list(queue_lag.standings(broker, queue)):
                 where = (plain(one.group), plain(queue.vhost), plain(queue.name), one.mode)
                 now_ms, full = broker.clock.now_ms(), lags.is_full
