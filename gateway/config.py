@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
@@ -48,6 +49,7 @@ HTTP_DOORS = ("http", "https")
 
 Source = Mapping[str, Any]
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+/?", re.IGNORECASE)
 _ORDERED = (
     ("engine.group_session_timeout_ms_min", "engine.group_session_timeout_ms_max"),
     ("peer.heartbeat_ms", "peer.silence_ms_max"),
@@ -318,11 +320,20 @@ def load_config(
         missing = "ca" if config.peer_tls.cert else "cert"
         raise ConfigError(f"peer_tls.{missing}: is missing: brokers show each other certificates, and verify them")
     check_cluster(config.cluster)
+    check_origins("websocket.origins", config.websocket.origins)
+    check_origins("http.origins", config.http.origins)
     for low, high in _ORDERED:
         least, most = (attrgetter(name)(config) for name in (low, high))
         if least > most:
             raise ConfigError(f"{low}: {least} is more than {high}, {most}")
     return config
+
+
+def check_origins(setting: str, origins: str) -> None:
+    """Whether browsers can say of a page that it is from there. Raises ConfigError."""
+    for origin in filter(None, map(str.strip, origins.split(","))):
+        if origin != "null" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"{setting}: {origin!r} is no origin of pages, such as https://one.example:8443")
 
 
 def check_pre_shared_keys(config: PreSharedKeysConfig) -> None:

@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 import trio
 
 from core_log.errors import LogError
@@ -50,6 +51,7 @@ from routing.cluster.metadata.identity import load_identity
 if TYPE_CHECKING:
     from gateway.member import Member
 
+log = structlog.get_logger(__name__)
 STOPPING = "the broker is stopping"
 
 
@@ -101,6 +103,7 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
                 nursery.start_soon(_watch, watched, interval_ms)
             authenticate = authenticator(broker.rights)
             _open_web_pages(listeners, broker, shell, config, authenticate)
+            _warn_of_missing_virtual_hosts(broker, config)
             makers = adapter_makers(broker, config, authenticate, {one.door for one in listeners if one.answer is None})
             linked = member.link(broker, outboxes, readers, STOPPING) if member is not None else nullcontext()
             async with linked, trio.open_nursery() as clients:
@@ -227,6 +230,14 @@ def _open_web_pages(
             raise StartError(f"http.native_ca {config.http.native_ca}: cannot be used: {error}") from None
         for door in doors:
             door.answer = pages.answer
+
+
+def _warn_of_missing_virtual_hosts(broker: Broker, config: Config) -> None:
+    """Clients of doors that are for one are refused until somebody makes it."""
+    for name in ("mqtt", "native", "kafka"):
+        virtual_host = getattr(config, name).virtual_host
+        if virtual_host not in broker.topology.vhosts:
+            log.warning("virtual host is missing", setting=f"{name}.virtual_host", virtual_host=virtual_host)
 
 
 def adapter_makers(

@@ -11,6 +11,7 @@ from routing.errors import AccessRefused, InvalidArgument, NotFound
 from routing.topics.deletion import EVERYTHING
 from routing.topics.deletion import delete_records as deleted
 from routing.topics.leases import lease_clock_ms
+from routing.topics.topic_config import require_known
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -45,6 +46,8 @@ async def alter(
     _require(broker, user, topics_vhost, name, ("configure",))
 
     def change(before: dict[str, str]) -> dict[str, str]:
+        for one in unset:
+            require_known(one, before)
         return {one: value for one, value in before.items() if one not in unset} | config
 
     if dry_run:

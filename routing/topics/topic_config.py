@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -111,6 +111,12 @@ KNOWN = frozenset([
 """All names."""
 
 
+def require_known(name: str, besides: Container[str] = ()) -> None:
+    """Raises InvalidConfig for what is no setting of topics, nor one of those `besides`."""
+    if name not in KNOWN and name not in besides:
+        raise InvalidConfig(f"unknown topic config {name!r}; known are {', '.join(sorted(KNOWN))}")
+
+
 def normal(config: Mapping[str, str]) -> dict[str, str]:
     """The same where every setting has Kafka's name."""
     short, name = _UNCLEAN
@@ -159,7 +165,7 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
             if not _THROTTLED_NAMES.fullmatch(text.replace(" ", "")):
                 raise InvalidConfig(f"topic config {name}={text!r} is neither '*' nor PARTITION:BROKER,...")
         elif name not in (FACTOR, _MINIMUM, *_UNCLEAN):
-            raise InvalidConfig(f"unknown topic config {name!r}; known are {', '.join(sorted(KNOWN))}")
+            require_known(name)
     try:
         found = msgspec.convert(settings, LogConfig)
     except msgspec.ValidationError as error:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from gateway.config import Config, Limits, Listen
 from gateway.errors import StartError
 from gateway.lock import locked_data_dir
 from gateway.server import serve
+from protocols.mqtt.config import MqttConfig
 
 ANY = "127.0.0.1:0"
 
@@ -40,6 +42,18 @@ async def test_every_door_answers_and_ports_are_known(tmp_path: Path) -> None:
 async def test_doors_may_be_off(tmp_path: Path) -> None:
     async with serve(config(tmp_path, amqp="off", native="off")) as server:
         assert set(server.ports) == {"mqtt"}
+
+
+async def test_a_virtual_host_that_a_door_is_for_and_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    settings.mqtt = MqttConfig(virtual_host="fleet")
+    for is_there in (False, True):
+        with capture_logs() as said:
+            async with serve(settings) as server:
+                if not is_there:
+                    await server.broker.set_vhost("fleet")
+        missing = [(one["setting"], one["virtual_host"]) for one in said if one["event"] == "virtual host is missing"]
+        assert missing == ([] if is_there else [("mqtt.virtual_host", "fleet")])
 
 
 async def test_stopping_ends_all_connections_and_frees_ports_and_directory(tmp_path: Path) -> None:

@@ -25,3 +25,5 @@ async def test_topics_are_altered_and_emptied() -> None:
         assert await client.delete_records("t", 0) == 10
         with pytest.raises(MillraceError):
             await client.alter_topic("t", {"nonsense": "1"})
+        with pytest.raises(MillraceError, match="unknown topic config 'retention_ms'"):
+            await client.alter_topic("t", {}, unset=["retention_ms"])
