@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -19,7 +19,7 @@ from gateway.config import Config
 from gateway.errors import StartError, first_error
 from gateway.logs import configure_logs
 from gateway.names import Names
-from gateway.server import serve, tune_process
+from gateway.server import Server, serve, tune_process
 
 log = structlog.get_logger(__name__)
 
@@ -59,21 +59,42 @@ def _ends_with_trio() -> Iterator[None]:
         over = True
 
 
+class _Heeding:
+    """What signals ask for, from before the broker starts until it has stopped: one that nobody takes ends the process,
+    and what it had to say is not said.
+    """
+
+    def __init__(self) -> None:
+        self.stop = trio.Event()
+        self.server: Server | None = None
+
+    async def run(self, signals: AsyncIterator[int]) -> None:
+        """Until it is cancelled."""
+        async for number in signals:
+            if number != signal.SIGHUP:
+                if not self.stop.is_set():
+                    log.info("stopping", signal=signal.Signals(number).name)
+                self.stop.set()
+            elif self.server is not None:
+                self.server.reload()
+
+
 async def _serve_until_signal(config: Config) -> None:
     began = time.monotonic()
     trio.socket.set_custom_hostname_resolver(Names())
     receiver = trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     with _ends_with_trio(), receiver as signals:
-        async with serve(config, holds=True) as server:
-            tune_process()
-            log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
-            _tell([*(f"{listener.door} {listener.address}" for listener in server.listeners), "ready"])
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    server.reload()
-                    continue
-                log.info("stopping", signal=signal.Signals(number).name)
-                break
+        async with trio.open_nursery() as nursery:
+            heeding = _Heeding()
+            nursery.start_soon(heeding.run, signals)
+            async with serve(config, holds=True) as server:
+                heeding.server = server
+                if not heeding.stop.is_set():
+                    tune_process()
+                    log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
+                    _tell([*(f"{listener.door} {listener.address}" for listener in server.listeners), "ready"])
+                await heeding.stop.wait()
+            nursery.cancel_scope.cancel()
     log.info("stopped")
 
 

@@ -187,6 +187,33 @@ def test_signals_stop_it_cleanly_though_clients_are_connected(number: signal.Sig
         assert process.terminate(10) == 0
 
 
+def test_a_second_signal_does_not_end_it_before_it_has_stopped(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data") as process:
+        process.process.send_signal(signal.SIGTERM)
+        process.process.send_signal(signal.SIGINT)
+        assert process.process.wait(10) == 0
+        assert process.log().rstrip().endswith("event=stopped")
+
+
+def test_a_start_that_fails_says_why_though_it_was_to_stop(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        etcd = f"127.0.0.1:{silent.getsockname()[1]}"
+        member = ["--cluster", "shop", "--broker-id", "1", "--etcd", etcd, "--peer", "127.0.0.1:0"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--data-dir", str(tmp_path), *FREE, *member],
+            cwd=CHECKOUT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process, silent.accept()[0]:
+            process.terminate()
+            assert process.stderr is not None
+            said = process.stderr.read()
+            assert process.wait(60) == 1, said
+    assert "stopping signal=SIGTERM" in said
+    assert "millrace: cluster 'shop': etcd cannot be " in said
+
+
 def test_start_is_quick_and_small(running: BrokerProcess) -> None:
     """The budget is a cold start below 1 s and 60 MiB idle; the machine of the test may be busy, so time has slack.
     Python itself takes some 2 MiB more from 3.13 on.
