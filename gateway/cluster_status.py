@@ -41,7 +41,7 @@ def show_troubles(found: Mapping[str, Any]) -> None:
     """Name what is not as it should be."""
     if not found.get("has_lease", True):
         click.echo(
-            f"broker {found['broker']} has no lease, as etcd does not answer: it leads nothing, "
+            f"broker {found['broker']} has no lease, as etcd does not renew it: it leads nothing, "
             "and what is said here is what it knew last"
         )
     partitions: list[Partition] = found["partitions"]

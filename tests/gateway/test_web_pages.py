@@ -151,7 +151,7 @@ async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease(capsys: pyte
         assert "lease" not in await status()
         member.one.store.lease_deadline = -1.0
         assert await health() == b"HTTP/1.1 503 Service Unavailable"
-        assert (await status()).startswith("broker 1 has no lease, as etcd does not answer")
+        assert (await status()).startswith("broker 1 has no lease, as etcd does not renew it")
 
 
 @pytest.mark.parametrize(
