@@ -158,6 +158,7 @@ class Broker(Turns):
             homes = [self.engine.forwarding.home(index) for index in range(cluster.members.meta.homes)]
             positions = self.engine.keep_offsets(self.storage, lambda topic: topic in self.topology.topics)
         self.topology, self.offsets = self.storage.recover(host, metadata, homes, positions)
+        self.clock.look_back(max((home.log.segments[-1].max_timestamp_ms for home in self.topology.led), default=0))
         self.homes = None
         if cluster is not None and self.engine is not None:
             self.homes = Homes(self, cluster, elsewhere=self.engine.forwarding.home)

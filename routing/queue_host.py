@@ -31,6 +31,16 @@ class Clock:
         self._apart_ms = 0
         """How far the wall clock was ahead when that was said last."""
 
+    def look_back(self, written_ms: int) -> None:
+        """Say that the wall clock is far behind `written_ms`, when the logs of queues were written to last."""
+        behind_ms = written_ms - self.now_ms()
+        if behind_ms > _APART_MS:
+            log.warning(
+                "the wall clock is %d s behind the time at which queues were written to last: what waits in them since "
+                "then expires, and is due, so much later",
+                behind_ms // 1000,
+            )
+
     def look(self) -> None:
         """Say that the wall clock was set by much: the next start, and other brokers, go by that one."""
         apart_ms = self._wall_clock_ms() - self.now_ms()

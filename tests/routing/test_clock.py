@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 from trio.testing import MockClock
 
+from core_log.memory_files import MemoryFiles
+from routing.broker import open_broker
 from routing.queue_host import Clock
-from tests.routing.harness import passing, wall_clock_ms
+from tests.routing.harness import Engine, passing, wall_clock_ms
 
 
 async def test_a_wall_clock_that_is_set_changes_nothing_and_is_told_of(
@@ -30,4 +33,25 @@ async def test_a_wall_clock_that_is_set_changes_nothing_and_is_told_of(
         apart.format("ahead of", "earlier"),
         apart.format("behind", "later"),
         "the wall clock agrees again with the time that queues go by",
+    ]
+
+
+async def test_a_start_with_a_clock_that_is_far_behind_what_is_stored_is_told_of(
+    clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, said = MemoryFiles(), []
+    for now_ms in (10**12, 10**12 - 29_000, 10**12 - 7_200_000):
+        caplog.clear()
+        async with open_broker(files, wall_clock_ms=partial(int, now_ms)) as broker:
+            engine = Engine(broker)
+            await engine.queue("q")
+            await engine.client().publish_safely("q", "a")
+        said.append([record.getMessage() for record in caplog.records if "wall clock" in record.getMessage()])
+    assert said == [
+        [],
+        [],
+        [
+            "the wall clock is 7200 s behind the time at which queues were written to last: what waits in them since "
+            "then expires, and is due, so much later"
+        ],
     ]
