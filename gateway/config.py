@@ -205,7 +205,7 @@ class HttpConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Log(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is written to standard error."""
+    """What is written to standard error. Who does not read it is not waited for, and told how many lines are lost."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"

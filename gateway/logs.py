@@ -4,17 +4,61 @@
 2. A line is an event with values, never a sentence with values in it, so that it can be searched for. Nothing is logged
    per message; what a client can repeat at will is logged at `debug`.
 3. Names that clients choose are in lines, so nothing but a traceback goes over the end of one.
+4. Who does not read the lines is not waited for: they are lost then, and it is said how many.
 """
 
 from __future__ import annotations
 
 import logging
+import select
 import sys
+from typing import TextIO
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from gateway.config import Log
+
+_PATIENCE_MS = 200
+"""For which a reader that is busy is waited for."""
+_PIECE = 1_000
+"""Characters: no more than a pipe takes at once when it says that it can be written to (PIPE_BUF)."""
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Rule 4: a pipe that nobody reads would stop the event loop, and with it the broker."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lost = 0
+        self._rest = ""
+        self._poll: select.poll | None = select.poll()
+        try:
+            self._poll.register(stream, select.POLLOUT)
+        except (OSError, TypeError, ValueError):  # no file, or closed
+            self._poll = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See the module."""
+        try:
+            line = self.format(record) + self.terminator
+            if self._lost and self._takes():
+                said = "%d lines of the log are lost, as they were not read"
+                note = logging.LogRecord(__name__, logging.WARNING, "", 0, said, (self._lost,), None)
+                line = self._rest + self.format(note) + self.terminator + line
+                self._lost, self._rest = 0, ""
+            for start in range(0, len(line), _PIECE):
+                if not self._takes():
+                    self._lost += 1
+                    self._rest = self.terminator if start else self._rest
+                    return
+                self.stream.write(line[start : start + _PIECE])
+                self.flush()
+        except Exception:
+            self.handleError(record)
+
+    def _takes(self) -> bool:
+        return self._poll is None or bool(self._poll.poll(0 if self._lost else _PATIENCE_MS))
 
 
 def configure_logs(config: Log) -> None:
@@ -33,7 +77,7 @@ def configure_logs(config: Log) -> None:
     else:
         order = ["time", "level", "logger", "event"]
         rendering = [_on_one_line, structlog.processors.KeyValueRenderer(key_order=order, repr_native_str=False)]
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
