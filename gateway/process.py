@@ -24,7 +24,9 @@ from gateway.server import Server, serve, tune_process
 log = structlog.get_logger(__name__)
 
 _FAILED_STOP_S_MAX = 30
-"""Then the process is ended (SIGALRM): who waits for a thread may wait for ever."""
+"""Then the process is ended (SIGALRM): who waits for a thread may wait for ever, and Python that has no memory to say
+which line has failed tries it for ever.
+"""
 
 
 def run(config: Config) -> None:
@@ -33,10 +35,15 @@ def run(config: Config) -> None:
     try:
         trio.run(_serve_until_signal, config)
     except BaseExceptionGroup as group:
+        signal.alarm(_FAILED_STOP_S_MAX)
         refused, rest = group.split(StartError)
         if refused is None or rest is not None:
             raise
+        signal.alarm(0)
         raise first_error(refused) from None
+    except BaseException:
+        signal.alarm(_FAILED_STOP_S_MAX)
+        raise
 
 
 @contextmanager

@@ -87,6 +87,25 @@ def test_a_broker_whose_event_loop_has_failed_ends(tmp_path: Path) -> None:
     assert "the event loop has failed" in ended.stderr
 
 
+UNWINDING = """
+import sys, time
+from gateway import process
+from gateway.cli import main
+
+async def fails(config):
+    raise MemoryError
+
+process._serve_until_signal, process._FAILED_STOP_S_MAX = fails, 1
+sys.excepthook = lambda *_: time.sleep(60)  # as a Python that unwinds without memory
+main()
+"""
+
+
+def test_a_failed_broker_ends_though_python_does_not_come_to_its_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNWINDING, "serve", "--data-dir", str(tmp_path), *FREE]
+    assert subprocess.run(command, cwd=CHECKOUT, timeout=30, check=False).returncode == -signal.SIGALRM
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
 def test_nobody_has_to_hear_that_it_is_ready(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
