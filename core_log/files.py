@@ -256,6 +256,8 @@ class OsFiles:
             shutil.rmtree(self._path(path))
         except FileNotFoundError:
             pass
+        except OSError as error:  # that names a file in it as seen from its own directory
+            raise OSError(error.errno, error.strerror, self._path(path)) from None
 
     def move_directory(self, source: str, target: str) -> None:
         """See `Files`."""

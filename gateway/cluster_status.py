@@ -27,7 +27,7 @@ Partition = Mapping[str, Any]
 
 
 def cluster_status(client: BlockingClient) -> dict[str, Any]:
-    """`broker` (who was asked), `controller`, `has_lease`, `brokers`, `counters`, `partitions`: see
+    """`broker` (who was asked), `controller`, `has_lease`, `etcd_refuses`, `brokers`, `counters`, `partitions`: see
     `routing/administration/status.py`.
     """
     found: dict[str, Any] = client.administer("cluster.brokers")
@@ -44,6 +44,8 @@ def show_troubles(found: Mapping[str, Any]) -> None:
             f"broker {found['broker']} has no lease, as etcd does not renew it: it leads nothing, "
             "and what is said here is what it knew last"
         )
+    if found.get("etcd_refuses"):
+        click.echo(f"etcd takes no changes, so nothing is declared and nobody is elected: {found['etcd_refuses']}")
     partitions: list[Partition] = found["partitions"]
     leaderless = [one for one in partitions if one["leader"] is None]
     under_replicated = [one for one in partitions if len(one["isr"]) < len(one["replicas"])]

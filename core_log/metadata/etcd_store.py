@@ -77,6 +77,7 @@ class EtcdStore:
         """Until when (trio's time) the lease is certainly there."""
         self.reads_anew = False
         """See `MetadataStore`."""
+        self.refusal = ""
         self.lease_lost: list[Callable[[], None]] = []
         """Called when etcd does not know the lease any more."""
         self._client = client
@@ -210,7 +211,9 @@ class EtcdStore:
                 unsure = unsure or error.sent
             except EtcdError as error:
                 if not error.may_have_happened:
-                    raise _refusal(error) from error
+                    refused = _refusal(error)
+                    self.refusal = str(error) if type(refused) is MetadataUnavailable else self.refusal
+                    raise refused from error
                 problem, unsure = error, True
             is_over = trio.current_time() >= until
             if is_over or (unsure and not repeatable):
@@ -218,6 +221,7 @@ class EtcdStore:
                 kind = Unanswered if is_over else MetadataUnavailable
                 raise kind(f"etcd does not answer: {problem}{perhaps}") from problem
             await trio.sleep(PAUSE_S)
+        self.refusal = ""
         if answer.succeeded:
             await self.caught_up(answer.revision)
             return answer.revision

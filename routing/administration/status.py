@@ -43,7 +43,7 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
             "low_on_disk": broker.alarms.disk_low,
         }
         brokers = [_described(0, None) | {"alive": True} | now]
-        return {"broker": 0, "controller": None, "has_lease": True, "brokers": brokers}
+        return {"broker": 0, "controller": None, "has_lease": True, "etcd_refuses": "", "brokers": brokers}
     entry = cluster.store.get(CONTROLLER)
     controller = decode(entry.value, ControllerRecord).broker if entry is not None else None
     alive = cluster.members.brokers
@@ -58,6 +58,7 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
         "broker": cluster.broker_id,
         "controller": controller,
         "has_lease": not cluster.has_no_lease,
+        "etcd_refuses": cluster.store.refusal,
         "brokers": brokers,
     }
 

@@ -60,6 +60,14 @@ def test_contract(files: Files) -> None:
     assert files.list("") == []
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_directory_that_cannot_be_removed_is_named_in_full(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a").chmod(0o500)
+    with pytest.raises(PermissionError, match=str(tmp_path / "a")):
+        OsFiles(tmp_path).remove_directory("a")
+
+
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = OsFiles(tmp_path)
     file = files.open("f")

@@ -336,7 +336,7 @@ def test_status_shows_what_the_logs_of_queues_hold(running: BrokerProcess) -> No
     result = CliRunner().invoke(main, ["status", "--json", "--server", f"127.0.0.1:{running.native_port}"])
     found = json.loads(result.output)
     assert {"homes", "sessions", "controller", "brokers", "partitions"} <= found.keys()
-    assert (found["controller"], found["has_lease"], found["blocked"]) == (None, True, None)
+    assert (found["controller"], found["has_lease"], found["etcd_refuses"], found["blocked"]) == (None, True, "", None)
     assert {"topic", "partition", "leader", "epoch", "replicas", "isr", "log_end_offset", "high_watermark"} <= set(
         found["partitions"][0]
     )

@@ -76,6 +76,30 @@ async def test_a_watch_that_is_behind_is_left_for_another_member(autojump_clock:
         assert seen.of(b"k") == [(b"k", b"%d" % number) for number in range(5)]
 
 
+async def test_why_etcd_takes_no_changes_is_known_until_it_takes_one(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = EtcdModel(1)
+    store = store_of(model)
+
+    def full(body: object) -> dict[str, object]:
+        raise wire.EtcdError(8, "etcdserver: mvcc: database space exceeded")
+
+    async with running(model, store):
+        await store.change([], [(b"k", b"0")])
+        for why in (full, None):
+            with monkeypatch.context() as patch:
+                if why is not None:
+                    patch.setitem(store._client.transport._answers, wire.TXN, why)  # type: ignore[attr-defined]
+                    with pytest.raises(MetadataUnavailable, match=r"etcd refuses: .*space exceeded"):
+                        await store.change([], [(b"k", b"1")])
+                    assert "database space exceeded" in store.refusal
+                else:
+                    with pytest.raises(Conflict):
+                        await store.change([Guard(b"k", 0)], [(b"k", b"1")])
+                    assert not store.refusal
+
+
 async def test_without_a_quorum_changes_are_refused_and_nothing_is_lost(autojump_clock: MockClock) -> None:
     model = EtcdModel(3)
     one = store_of(model)
