@@ -28,6 +28,7 @@ from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.cluster.clients.orders import receive_anywhere
 from routing.cluster.clients.remote_queue import RemoteQueue
+from routing.queues.homes.home import led_elsewhere
 from routing.queues.homes.receipts import complete
 from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 OWN_ID_MAX = 32_767
 QOS_2 = 2
+_NO_OFFSET = -1
 
 
 def _offsets(entry: Unsettled, first: int, stop: int) -> Sequence[int]:
@@ -305,7 +307,7 @@ class Inflight:
         own = self._lasting is not None and queue.name == self._lasting.name and isinstance(queue, Queue)
         current = self._lasting.queue if self._lasting is not None else None
         if not own or not isinstance(queue, Queue) or current is None:
-            self._held.update(dict.fromkeys(range(low, high + 1), -1))
+            self._held.update(dict.fromkeys(range(low, high + 1), _NO_OFFSET))
             session.settle(delivery, delivery + count - 1, ACK)
             return None
         if current.elsewhere or queue is not current:
@@ -345,14 +347,38 @@ class Inflight:
         releases = _Releases(packet_ids)
         self._releases.append(releases)
         if homes:
-            self._session.confirms.when_written(homes, lambda error: self._safe(releases, error))
+            self._wait(releases, homes)
         else:
-            self._safe(releases, None)
+            self._safe(releases)
 
-    def _safe(self, releases: _Releases, error: BrokerError | None) -> None:
+    def _wait(self, releases: _Releases, homes: Collection[Home]) -> None:
+        """Until it is safe, whoever leads these homes by then."""
+
+        def done(error: BrokerError | None) -> None:
+            if error is not None and led_elsewhere(homes):
+                self._session.confirms.when_written((), lambda _: self._receive_again(releases))
+            elif error is not None:
+                self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
+            else:
+                self._safe(releases)
+
+        self._session.confirms.when_written(homes, done)
+
+    def _receive_again(self, releases: _Releases) -> None:
+        """Another broker leads the session's queue by now, and may not know what was received."""
+        queue = self._lasting.queue if self._lasting is not None else None
+        if self._adapter.closed or self._lasting is None or queue is None:
+            return
+        held = [self._held.get(packet_id, _NO_OFFSET) for packet_id in releases.packet_ids]
+        offsets = sorted(offset for offset in held if offset != _NO_OFFSET)
+        if isinstance(queue, RemoteQueue):
+            queue.received(offsets, self._lasting.epoch)
+        else:
+            receive_anywhere(queue, offsets, [self._session])
+        self._wait(releases, [queue.partition])
+
+    def _safe(self, releases: _Releases) -> None:
         releases.safe = True
-        if error is not None:
-            self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
         while self._releases and self._releases[0].safe and not self._adapter.closed:
             self._release(self._releases.popleft().packet_ids)
 

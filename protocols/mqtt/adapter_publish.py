@@ -31,6 +31,7 @@ from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Numbered, Slab
+from routing.queues.homes.home import led_elsewhere
 from routing.queues.homes.receipts import release
 
 if TYPE_CHECKING:
@@ -436,15 +437,26 @@ class Publishing:
             return
         completion: list[bytes | None] = [packets, None if homes else b""]
         self._completions.append(completion)
-        if not homes:
-            return
+        if homes:
+            self._complete(completion, ids, homes)
+
+    def _complete(self, completion: list[bytes | None], ids: array[int], homes: list[Home]) -> None:
+        """Say so when the homes have it, whoever leads them by then."""
 
         def done(error: BrokerError | None) -> None:
+            if self._adapter.closed:
+                return
+            if error is not None and led_elsewhere(homes):
+                self._session.confirms.when_written((), again)
+                return
             if error is not None:
                 self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
                 return
             completion[1] = b""
-            while self._completions and self._completions[0][1] is not None and not self._adapter.closed:
+            while self._completions and self._completions[0][1] is not None:
                 self._adapter.outbox.write(self._completions.pop(0)[0] or b"")
+
+        def again(_: BrokerError | None) -> None:
+            self._complete(completion, ids, self._release_numbers(ids)[0])
 
         self._session.confirms.when_written(homes, done)

@@ -13,6 +13,7 @@ from routing.cluster.clients.streams import Stream, Watch
 from routing.commits import Done
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Slab
+from routing.queues.homes.home import led_elsewhere
 from routing.queues.runs_of import runs_of
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Confirms:
         if self._written:
             written, self._written = self._written, []
             for homes, done in written:
-                if any(home.retired for home in homes):
+                if led_elsewhere(homes):
                     done(StorageUnavailable("another broker leads a home partition now"))
                     continue
                 needed = [(home.log, home.log.log_end_offset) for home in homes]

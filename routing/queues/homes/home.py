@@ -89,6 +89,11 @@ class Home(Protocol):
         """What was settled or told so far is written when the turn ends."""
 
 
+def led_elsewhere(homes: Iterable[Home]) -> bool:
+    """Whether another broker leads one of them by now: what was settled there may be unknown to it."""
+    return any(home.retired for home in homes)
+
+
 @contextmanager
 def for_others(homes: Iterable[Home]) -> Iterator[None]:
     """What is published to these homes within the block need not outlive their leaders: whoever publishes it keeps it

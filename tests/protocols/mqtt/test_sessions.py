@@ -129,6 +129,40 @@ async def test_mqtt_4_4_0_1_what_was_not_acknowledged_comes_again_with_the_same_
         assert len(await told(client, 5)) == 5
 
 
+async def test_an_exchange_at_qos_2_ends_though_another_broker_leads_the_queue_by_then() -> None:
+    """What was not committed before that is told to the next leader; the connection stays."""
+
+    async def send(client: Client, data: bytes) -> None:
+        await client.adapter.handle(data)
+        for is_led_elsewhere in (True, False):
+            for home in homes:
+                home.retired = is_led_elsewhere
+            client.world.broker.end_turn()
+
+    async with broker(MemoryFiles()) as world:
+        homes = world.broker.topology.stripes
+        reader, sender = await join(world, "reader"), await join(world, "sender")
+        await reader.send(subscribe(1, ("t", 2)))
+        await told(reader, 2)
+        await sender.send(publish("t", b"a", qos=2, packet_id=7), publish("t", b"b", qos=2, packet_id=8))
+        assert len(await told(sender, 3)) == 3
+        ids = [packet_id for _, _, packet_id, _ in publishes(await told(reader, 2))]
+        await send(sender, answer(PUBREL, 7))
+        await sender.send(answer(PUBREL, 8))
+        assert await told(sender, 2) == [(PUBCOMP, b"\0\7"), (PUBCOMP, b"\0\x08")]
+        await send(reader, answer(PUBREC, ids[0]))
+        await reader.send(answer(PUBREC, ids[1]))
+        assert await told(reader, 2) == [(PUBREL, packet_id.to_bytes(2, "big")) for packet_id in ids]
+        await reader.send(answer(PUBCOMP, *ids))
+        for client, name in ((reader, "reader"), (sender, "sender")):
+            assert not client.closed
+            client.lose()
+            again = await join(world, name)
+            assert await present(again)
+            world.broker.end_turn()
+            assert not again.take()
+
+
 async def test_mqtt_4_3_3_10_a_repeated_publish_is_answered_and_goes_nowhere() -> None:
     files = MemoryFiles()
     async with broker(files) as world:
