@@ -9,7 +9,7 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import LIST_TRANSACTIONS
 from protocols.kafka.registry import serves
 from routing.groups.errors import InvalidPattern
-from routing.groups.patterns import matching
+from routing.groups.patterns import compiled, matching
 from routing.log_transactions.state import Stage
 
 _STAGES = {stage.value for stage in Stage}
@@ -22,10 +22,10 @@ async def list_transactions(door: Door, call: Call, request: Entity) -> Entity:
     # 0 asks for no time at all: that is what stands in a request that says nothing of it
     longer_than_ms = request.duration_filter if call.version else -1
     now_ms = door.broker.clock.now_ms()
-    names = {name for name, _ in door.broker.coordinator.known()}
+    names = frozenset(name for name, _ in door.broker.coordinator.known())
     if call.version >= 2 and request.transactional_id_pattern:
         try:
-            names &= matching(request.transactional_id_pattern, names)
+            names = await matching(compiled(request.transactional_id_pattern), names)
         except InvalidPattern as error:
             return Entity(error_code=code_of(error), unknown_state_filters=[], transaction_states=[])
     found = [

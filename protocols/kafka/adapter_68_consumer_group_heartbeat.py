@@ -45,6 +45,7 @@ async def consumer_group_heartbeat(door: Door, call: Call, request: Entity) -> E
         door.grants,
     )
     try:
+        await door.broker.groups.prepare(request.group_id, beat)
         door.broker.groups.beat(request.group_id, beat, answer)
     except ENGINE_ERRORS as error:
         return Entity(error_code=code_of(error), error_message=str(error))

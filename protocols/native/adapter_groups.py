@@ -272,6 +272,7 @@ async def _consumer_heartbeat(door: GroupDoor, request: wire_groups.ConsumerHear
         owned,
         door.grants,
     )
+    await door.broker.groups.prepare(request.group, beat)
     door.broker.groups.beat(request.group, beat, answer)
 
 

@@ -41,7 +41,7 @@ from routing.groups.errors import (
     UnsupportedAssignor,
 )
 from routing.groups.membership import SetTimer
-from routing.groups.patterns import compiled, matching
+from routing.groups.patterns import Patterns
 from routing.topics.offset_store import Partition
 from routing.topics.topic_ids import Topics
 
@@ -77,8 +77,11 @@ class ConsumerGroup:
         times: GroupTimes,
         changed: Callable[[ConsumerGroup], None],
         wall_clock_ms: Callable[[], int] = lambda: 0,
+        patterns: Patterns | None = None,
     ) -> None:
-        """`changed` is called when something is in `touched`, or the group itself (`head_touched`) is another."""
+        """`changed` is called when something is in `touched`, or the group itself (`head_touched`) is another.
+        `patterns` are those of all groups.
+        """
         self.name = name
         self.epoch = self.assignment_epoch = 0
         self.assignor = next(iter(ASSIGNORS))
@@ -92,6 +95,7 @@ class ConsumerGroup:
         self._timer = timer
         self._now_ms = now_ms
         self._topics = topics
+        self._patterns = Patterns(topics) if patterns is None else patterns
         self._topics_seen = -1
         self._matched: dict[tuple[str, Reader | None], frozenset[str]] = {}
         """What patterns stand for, as long as no topic comes or goes."""
@@ -135,7 +139,7 @@ class ConsumerGroup:
             known = ", ".join(ASSIGNORS)
             raise UnsupportedAssignor(f"ServerAssignor {beat.assignor} is not supported. Supported assignors: {known}.")
         if beat.pattern and beat.pattern != getattr(self.members.get(beat.member_id), "pattern", ""):
-            compiled(beat.pattern)
+            self._patterns.matching(beat.pattern)
 
     def _joining(self, beat: Beat) -> ConsumerMember:
         """A member comes, for the first time or again; then it owns nothing any more."""
@@ -238,7 +242,7 @@ class ConsumerGroup:
             self._matched.clear()
         known = self._matched.get((pattern, reader))
         if known is None:
-            known = matching(pattern, self._topics)
+            known = self._patterns.matching(pattern)
             if reader is not None:
                 known = frozenset(name for name in known if reader.allows("read", name))
             self._matched[pattern, reader] = known

@@ -41,6 +41,7 @@ from routing.groups.errors import (
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, SetTimer, State, Synced
 from routing.groups.mixed_group import MixedGroup
+from routing.groups.patterns import Patterns
 from routing.groups.records import CONSUMER, kind_of, removal, restore_classic, restore_consumer
 from routing.groups.saver import Saver
 from routing.topics.offset_store import Committed, OffsetStore, Partition
@@ -68,6 +69,7 @@ class Coordinator:
         self._config = broker.config
         self._offsets = offsets = broker.offsets
         self._topics = broker.topology.topics
+        self._patterns = Patterns(self._topics)
         self._timer = timer
         self._now_ms = now_ms
         self._wall_clock_ms = wall_clock_ms
@@ -163,8 +165,9 @@ class Coordinator:
             config.group_members_max,
         )
         found = self.groups[name] = MixedGroup(
-            name, self._timer, self._now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms
-        )
+            name, self._timer, self._now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms,
+            self._patterns,
+        )  # fmt: skip
         return found
 
     def _require_room(self, name: str) -> None:
@@ -235,6 +238,12 @@ class Coordinator:
         self._known(group).leave(member_id, instance_id)
 
     # ---- members of groups that are divided by the broker
+
+    async def prepare(self, group: str, beat: Beat) -> None:
+        """Call it before `beat`: what takes long is done while others have their turn. Raises GroupError."""
+        self._require_here(group)
+        if beat.pattern:
+            await self._patterns.prepare(beat.pattern)
 
     def beat(self, group: str, beat: Beat, answer: Callable[[Beaten], None]) -> None:
         """See `ConsumerGroup.heartbeat`. Raises GroupError."""

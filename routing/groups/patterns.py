@@ -1,14 +1,62 @@
-"""Regular expressions over the names of topics, as members subscribe to (KIP-848): RE2's, as with Kafka."""
+"""Regular expressions over the names of topics, as members subscribe to (KIP-848): RE2's, as with Kafka.
+
+One that is bad takes milliseconds for a name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from routing import name_rules
+from routing.bites import bites
 from routing.groups.errors import InvalidPattern
+from routing.topics.topic_ids import Topics
 
 PATTERN_BYTES_MAX = 4096
+_PATTERNS_MAX = 1000
+
+
+class _Found(NamedTuple):
+    expression: Any
+    names: frozenset[str]
+    version: int
+    """Of the topics, when that were the names."""
+
+
+class Patterns:
+    """What regular expressions mean, for all groups: each is held against all names once, and from then on against
+    those of topics that come.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._found: dict[str, _Found] = {}
+
+    def matching(self, pattern: str) -> frozenset[str]:
+        """The names of topics that match as a whole. Raises InvalidPattern."""
+        topics = self._topics
+        found = self._found.get(pattern)
+        changed = topics.changed_since(found.version) if found is not None else None
+        if found is None or changed is None:
+            expression = compiled(pattern)
+            found = self._keep(pattern, _Found(expression, _matching(expression, topics), topics.version))
+        elif changed:
+            came = _matching(found.expression, (name for name in changed if name in topics))
+            found = self._keep(pattern, _Found(found.expression, found.names - changed | came, topics.version))
+        return found.names
+
+    async def prepare(self, pattern: str) -> None:
+        """Have `matching` find most of it done. Raises InvalidPattern."""
+        if pattern not in self._found:
+            expression, version = compiled(pattern), self._topics.version
+            self._keep(pattern, _Found(expression, await matching(expression, self._topics), version))
+
+    def _keep(self, pattern: str, found: _Found) -> _Found:
+        if pattern not in self._found and len(self._found) >= _PATTERNS_MAX:
+            del self._found[next(iter(self._found))]
+        self._found[pattern] = found
+        return found
 
 
 def compiled(pattern: str) -> Any:
@@ -21,7 +69,14 @@ def compiled(pattern: str) -> Any:
         raise InvalidPattern(f"the regular expression '{pattern}' is not valid: {error}") from None
 
 
-def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
-    """The names that match as a whole. Raises InvalidPattern."""
-    matches = compiled(pattern).fullmatch
-    return frozenset(name for name in names if matches(name_rules.encoded(name)) is not None)
+async def matching(expression: Any, names: Iterable[str]) -> frozenset[str]:
+    """Those of the names that match as a whole, looked at in bites."""
+    return frozenset([name async for name in bites(names) if _matches(expression, name)])
+
+
+def _matching(expression: Any, names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name in names if _matches(expression, name))
+
+
+def _matches(expression: Any, name: str) -> bool:
+    return expression.fullmatch(name_rules.encoded(name)) is not None

@@ -9,12 +9,15 @@ broker, and what is made again gets another.
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from routing.topics.topic import Topic
 
+_CHANGES_MAX = 4096
 _OLDER = uuid.UUID("7a7c4a41-07b4-4d6b-9e39-54d0a2f1c6e8")
 
 
@@ -35,7 +38,7 @@ def id_of(name: str, record: Mapping[str, Any]) -> bytes:
 class Topics(dict[str, "Topic"]):
     """All topics by name, to be changed by `add` and `remove` alone."""
 
-    __slots__ = ("by_id", "version")
+    __slots__ = ("_changes", "by_id", "version")
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,17 +46,27 @@ class Topics(dict[str, "Topic"]):
         """The same by id."""
         self.version = 0
         """Another one whenever a topic came, went, got partitions or was configured."""
+        self._changes = deque[str](maxlen=_CHANGES_MAX)
 
     def add(self, topic: Topic) -> None:
         """It is there."""
         self[topic.name] = topic
         self.by_id[topic.id] = topic
-        self.version += 1
+        self._changed(topic.name)
 
     def remove(self, name: str) -> Topic | None:
         """It is there no more; None: it was not."""
         topic = self.pop(name, None)
         if topic is not None:
             del self.by_id[topic.id]
-            self.version += 1
+            self._changed(name)
         return topic
+
+    def _changed(self, name: str) -> None:
+        self.version += 1
+        self._changes.append(name)
+
+    def changed_since(self, version: int) -> frozenset[str] | None:
+        """The names to which anything has happened since there was that version; None if that is too long ago."""
+        count, known = self.version - version, len(self._changes)
+        return frozenset(islice(self._changes, known - count, None)) if count <= known else None
