@@ -8,11 +8,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import ssl
-from typing import Any
 
 import trio
 
@@ -21,6 +19,8 @@ from gateway.sockets import set_up
 from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake, make_context
 
 _ANSWER_MS_MAX = 1000
+_NEXT_ADDRESS_S = 0.25
+"""An address that has not taken a connection by then is not waited for alone."""
 
 
 class PeerCertificates(Certificates):
@@ -73,20 +73,26 @@ async def speaks_tls(address: str) -> bool:
 
 
 async def connect(address: str) -> socket.socket:
-    """A connection to "host:port", as a plain non-blocking socket. Raises OSError."""
+    """A connection to "host:port", as a plain non-blocking socket: to whichever of the host's addresses takes it, as it
+    may have some where nobody listens. Raises OSError, which says why none does.
+    """
     host, _, port = address.rpartition(":")
-    found: Any = await trio.socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, where = found[0]
-    sock = socket.socket(family, kind, protocol)
+    try:
+        stream = await trio.open_tcp_stream(host.strip("[]"), int(port), happy_eyeballs_delay=_NEXT_ADDRESS_S)
+    except OSError as error:
+        raise _reason_of_all(error) from error
+    sock = socket.socket(fileno=stream.socket.detach())
     try:
         set_up(sock)
-        error = sock.connect_ex(where)
-        if error == errno.EINPROGRESS:
-            await trio.lowlevel.wait_writable(sock)
-            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, os.strerror(error))
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _reason_of_all(error: OSError) -> OSError:
+    """What was wrong with each of the addresses, for one error of all of them."""
+    cause = error.__cause__
+    causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause,)
+    told = dict.fromkeys(os.strerror(one.errno) for one in causes if isinstance(one, OSError) and one.errno)
+    return OSError(error.errno, ", ".join(told)) if told else error
