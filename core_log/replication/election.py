@@ -8,11 +8,13 @@
 4. A leader that came back in another process leads in another epoch.
 5. Who is registered and has lost the log leaves ISR and ELR, even the last. Who could not open it is taken for away: it
    may turn out to have lost it, or nothing.
+6. A leader whose lease lives and whom enough others say that they cannot reach, who reach each other, gives way to them
+   once it can commit nothing.
 """
 
 from __future__ import annotations
 
-from core_log.replication.state import BrokerState, LogState, Members, is_here, is_trusted
+from core_log.replication.state import Brokers, BrokerState, LogState, Members, is_here, is_trusted
 
 
 def elect(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState | None:
@@ -42,6 +44,28 @@ def _with_leader(log: str, state: LogState, here: Members, brokers: dict[int, Br
     return state.led_by(chosen, brokers[chosen].epoch)
 
 
+def without(log: str, state: LogState, leader: int, brokers: Brokers) -> LogState | None:
+    """The log as led by one of those who cannot reach the leader; None unless nothing can be committed with it, and can
+    be among them.
+    """
+    if len(state.isr) >= state.min_insync:
+        return None
+    among = [
+        broker for broker in state.replicas
+        if broker in brokers and leader in brokers[broker].unreachable and not brokers[broker].refusing
+    ]  # fmt: skip
+    able = tuple(
+        member for member in dict.fromkeys(state.isr + state.elr)
+        if member[0] in among and is_here(log, member, brokers) and is_trusted(log, member, brokers)
+        and sum(one not in brokers[member[0]].unreachable for one in among) >= state.min_insync
+    )  # fmt: skip
+    if not able:
+        return None
+    chosen = best(log, state, able, brokers)
+    isr = tuple(member for member in able if member[0] == chosen)
+    return state.with_isr(isr, state.isr + state.elr).led_by(chosen, brokers[chosen].epoch)
+
+
 def _uncleanly(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState:
     there = [(broker, brokers[broker].epoch) for broker in state.replicas if broker in brokers]
     able = [
@@ -55,7 +79,7 @@ def _uncleanly(log: str, state: LogState, brokers: dict[int, BrokerState]) -> Lo
     return state.led_uncleanly_by(chosen, brokers[chosen].epoch)
 
 
-def best(log: str, state: LogState, eligible: Members, brokers: dict[int, BrokerState]) -> int:
+def best(log: str, state: LogState, eligible: Members, brokers: Brokers) -> int:
     """Whom to take: who can work, first; of these the one that stands first among the replicas."""
 
     def rank(member: tuple[int, int]) -> tuple[bool, bool, bool, int]:

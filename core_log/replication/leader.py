@@ -21,6 +21,7 @@
 8. Writes go in rounds: as long as a follower has to report what somebody waits for, it gets no more, and neither do the
    others in sync nor the disk here, as all of them have to have it: what comes then goes in one. Otherwise each write
    here would cost all sides a turn and a sync of its own. Who has reported nothing for `round_max_s` is not waited for.
+9. A leader to whom no follower has a link can commit nothing, but they may be able to: `election.without`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from core_log.batch_header import parse_header
 from core_log.errors import OffsetOutOfRange
 from core_log.files import BytesLike
 from core_log.metadata.store import Guard
+from core_log.replication.election import without
 from core_log.replication.isr import ReplicationConfig, high_watermark, may_join
 from core_log.replication.messages import Batches, Diverging, Position, Refused, Reply
 from core_log.replication.progress import OwnDisk, Progress
@@ -389,9 +391,23 @@ class Leader:
                 isr += ((broker, brokers[broker].epoch),)
                 guards.append(Guard(broker_key(prefix, broker), create_revision=brokers[broker].epoch))
         if isr == state.isr:
-            return (None, []) if state.transfer is None else self._transfer(state.transfer, brokers, now_s, prefix)
+            if state.transfer is not None:
+                return self._transfer(state.transfer, brokers, now_s, prefix)
+            return self._given_way(brokers, now_s, prefix)
         trusted = tuple(m for m in left if m[0] not in brokers or self.name not in brokers[m[0]].lost)
         return state.with_isr(isr, state.elr + trusted), guards
+
+    def _given_way(
+        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
+    ) -> tuple[LogState | None, list[Guard]]:
+        """Rule 9."""
+        if any(progress.down_since_s is None for progress in self.followers.values()):
+            return None, []
+        found = without(self.name, self.state, self.me, brokers)
+        if found is None or found.leader is None:
+            return None, []
+        state = msgspec.structs.replace(found, resigned=now_s >= self.serve_from_s)
+        return state, [Guard(broker_key(prefix, found.leader), create_revision=found.leader_broker_epoch)]
 
     def _transfer(
         self, to: int, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes

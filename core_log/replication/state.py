@@ -130,6 +130,8 @@ class BrokerState(NamedTuple):
     """Logs of which it has a replica that it could not open."""
     unreadable: Collection[str] = ()
     """Logs of which its files are damaged: others shall lead them, as far as they can."""
+    unreachable: Collection[int] = ()
+    """Brokers to which it has no link."""
 
 
 Brokers = Mapping[int, BrokerState]

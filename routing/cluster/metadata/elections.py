@@ -63,6 +63,7 @@ def broker_states(brokers: Iterable[Broker]) -> dict[int, BrokerState]:
             broker.draining or broker.record.low_on_disk,
             broker.record.unopened,
             broker.record.unreadable,
+            broker.record.unreachable,
         )
         for broker in brokers
     }

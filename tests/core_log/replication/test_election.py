@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
-from core_log.replication.election import elect
+from core_log.replication.election import elect, without
 from core_log.replication.state import BrokerState, LogState, Members, decode, encode, is_trusted
 
 
@@ -132,3 +134,37 @@ def test_who_is_trusted() -> None:
 def test_the_value_of_a_key() -> None:
     before = state(ALL, ((4, 40),))
     assert decode(encode(before)) == before
+
+
+def cut(broker: int, *unreachable: int, **says: Any) -> BrokerState:
+    return BrokerState(broker * 10, unreachable=unreachable, **says)
+
+
+SHRUNK = state(((1, 10),), ((2, 20), (3, 30)))
+WITHOUT = [
+    # before, who is there, after: leader, epoch, ISR, ELR (None: as it was)
+    (SHRUNK, {1: cut(1, 2, 3), 2: cut(2, 1), 3: cut(3, 1)}, (2, 6, ((2, 20),), ((1, 10), (3, 30)))),
+    # it may still commit something, or could with one that does not say so, or that says nothing any more
+    (state(((1, 10), (2, 20)), ()), {1: cut(1, 2, 3), 2: cut(2, 1), 3: cut(3, 1)}, None),
+    (SHRUNK, {1: cut(1, 2, 3), 2: cut(2), 3: cut(3, 1)}, None),
+    (SHRUNK, {1: cut(1, 2, 3), 2: cut(2, 1)}, None),
+    # the others could commit nothing either
+    (SHRUNK, {1: cut(1, 2, 3), 2: cut(2, 1, 3), 3: cut(3, 1, 2)}, None),
+    (SHRUNK, {1: cut(1, 2, 3), 2: cut(2, 1), 3: cut(3, 1, refusing=True)}, None),
+    # who left while something was committed is there to follow, and not to lead
+    (state(((1, 10),), ((3, 30),)), {1: B1, 2: cut(2, 1), 3: cut(3, 1)}, (3, 6, ((3, 30),), ((1, 10),))),
+    (state(((1, 10),), ()), {1: B1, 2: cut(2, 1), 3: cut(3, 1)}, None),
+    (SHRUNK, {1: B1, 2: BrokerState(21, LOST, unreachable=[1]), 3: cut(3, 1)}, (3, 6, ((3, 30),), ALL[:2])),
+]
+
+
+@pytest.mark.parametrize(("before", "brokers", "after"), WITHOUT)
+def test_a_leader_gives_way_to_those_who_cannot_reach_it(
+    before: LogState, brokers: dict[int, BrokerState], after: tuple[object, ...] | None
+) -> None:
+    found = without("x", before, 1, brokers)
+    if after is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.leader, found.leader_epoch, found.isr, found.elr) == after

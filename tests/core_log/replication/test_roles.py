@@ -244,6 +244,23 @@ def test_a_leader_whose_disk_stands_still_hands_over_to_who_has_more() -> None:
     assert leader.wish(BROKERS, 18.0) is None
 
 
+def test_a_leader_without_links_gives_way_to_followers_that_have_each_other() -> None:
+    leader = lead(open_replica(MemoryFiles()), ((1, 10),))
+    leader.state = leader.state.with_isr(((1, 10),), ALL[1:])
+    cut = BROKERS | {broker: BrokerState(broker * 10, unreachable=[1]) for broker in (2, 3)}
+    leader.link_down(2, 1.0)
+    assert leader.wish(cut, 5.0) is None, "one is there again, and what the other says is old"
+    leader.link_down(3, 5.0)
+    assert leader.wish(BROKERS, 6.0) is None
+    change = leader.wish(cut, 6.0)
+    assert change is not None
+    assert (change.state.leader, change.state.leader_epoch, change.state.resigned) == (2, 2, True)
+    assert [(guard.key, guard.create_revision) for guard in change.guards[1:]] == [(b"brokers/2", 20)]
+    assert not leader.may_serve(6.0, 9.0)
+    leader.refused()
+    assert leader.may_serve(6.0, 9.0)
+
+
 def test_a_leader_that_stood_still_itself_does_not_blame_the_disk() -> None:
     log = open_replica(MemoryFiles())
     leader = lead(log, ((1, 10), (2, 20)))

@@ -15,6 +15,7 @@ from core_log.files import MemoryFiles
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
 from routing.cluster.metadata.controller import Candidate
+from routing.cluster.metadata.elections import broker_states
 from routing.cluster.metadata.identity import load_identity
 from routing.cluster.metadata.joining import ClusterRefused
 from routing.cluster.metadata.members import Members
@@ -205,6 +206,7 @@ async def test_a_broker_says_other_things_of_itself(autojump_clock: MockClock) -
         await one.members.update(draining=False)
         await until(lambda: not other.members.brokers[1].record.draining)
         assert other.members.brokers[1].record.unreachable == (3,)
+        assert broker_states(other.members.brokers.values())[1].unreachable == (3,)
         assert one.members.epoch == epoch == other.members.brokers[1].epoch
         revision = model.revision
         await one.members.update(draining=False)
