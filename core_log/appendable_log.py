@@ -41,6 +41,7 @@ class AppendableLog:
     config: LogConfig
     wall_clock_ms: Callable[[], int]
     log_end_offset: int
+    high_watermark: int
     leader_epoch: int
     error: OSError | None
     closed: bool
@@ -147,6 +148,7 @@ class AppendableLog:
         if self.transactions is None:
             self.transactions = TransactionIndex(base_offset)
         self.transactions.note(parse_header(batch), base_offset, batch)
+        self.transactions.settle(self.high_watermark)  # nobody may ever read here, as on a follower
 
     def _refuse(self) -> None:
         raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")

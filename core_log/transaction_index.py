@@ -19,6 +19,7 @@ import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -127,23 +128,28 @@ class TransactionIndex:
 
     def stable_offset(self, high_watermark: int) -> int:
         """Rule 2."""
-        if self._ending and self._ending[0].marker_offset < high_watermark:
-            self._settle(high_watermark)
-        return min(high_watermark, self._first_unstable(high_watermark))
+        self.settle(high_watermark)
+        return self._first_unstable(high_watermark)
 
     def _first_unstable(self, otherwise: int) -> int:
-        first = next(iter(self.open.values())).first_offset if self.open else otherwise
+        first = min(next(iter(self.open.values())).first_offset, otherwise) if self.open else otherwise
         return min((first, *(one.transaction.first_offset for one in self._ending)))
 
-    def _settle(self, high_watermark: int) -> None:
-        while self._ending and self._ending[0].marker_offset < high_watermark:
-            ended = self._ending.pop(0)
-            self._floor = ended.marker_offset + 1
-            if not ended.committed:
-                self._producers.append(ended.producer_id)
-                self._firsts.append(ended.transaction.first_offset)
-                self._lasts.append(ended.marker_offset)
-                self._stable.append(self._first_unstable(ended.marker_offset + 1))
+    def settle(self, high_watermark: int) -> None:
+        """Whatever ended below the high watermark stays as it is (rule 2)."""
+        if not self._ending or self._ending[0].marker_offset >= high_watermark:
+            return
+        count = bisect_left(self._ending, high_watermark, key=lambda one: one.marker_offset)
+        ended, self._ending = self._ending[:count], self._ending[count:]
+        self._floor = ended[-1].marker_offset + 1
+        firsts = [one.transaction.first_offset for one in ended[1:]]
+        unstable = accumulate(reversed(firsts), min, initial=self._first_unstable(self._floor))
+        for one, first in zip(ended, reversed(list(unstable)), strict=True):
+            if not one.committed:
+                self._producers.append(one.producer_id)
+                self._firsts.append(one.transaction.first_offset)
+                self._lasts.append(one.marker_offset)
+                self._stable.append(min(first, one.marker_offset + 1))
 
     def aborted_between(self, start_offset: int, end_offset: int) -> Iterator[AbortedTransaction]:
         """Those with records in [start, end), below a stable offset that was asked for before."""

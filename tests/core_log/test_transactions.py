@@ -182,6 +182,20 @@ def test_aborted_transactions_are_forgotten_with_their_records() -> None:
     again.close()
 
 
+def test_transactions_that_have_ended_are_forgotten_though_nobody_reads() -> None:
+    files = MemoryFiles()
+    log = open_log(files)
+    sizes = []
+    for producer in range(100):
+        log.append(producer_batch(producer, [b"x"]))
+        log.append(end(producer, committed=True))
+        flush(log)
+        assert log.transactions is not None
+        sizes.append(len(log.transactions.encode(log)))
+    assert max(sizes) < 200
+    log.close()
+
+
 class Model:
     """All batches of a log: (base offset, producer or -1, values, None or how the marker ends it)."""
 
