@@ -7,8 +7,8 @@
 3. A group is divided by one of its members (`group.py`) or by the broker (`consumer_group.py`): by the broker as long
    as a member knows of that, whatever the others are (`mixed_group.py`). Whether the last such has gone is looked at
    when a turn ends.
-4. A group that has no members and no offsets is not there. Offsets of a group without members are kept for
-   `group_offsets_retention_ms`.
+4. A group that has no members and no offsets is not there, and is forgotten when that is looked at. Offsets of a group
+   without members are kept for `group_offsets_retention_ms`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Told = TypeVar("Told", Joined, Synced, Beaten)
+_EXPIRED_AT_ONCE = 1000
 
 
 class Coordinator:
@@ -424,27 +425,34 @@ class Coordinator:
         """Forget what is not kept any longer (rule 4)."""
         before_ms = self._wall_clock_ms() - self._config.group_offsets_retention_ms
         for store in self._offsets.stores():
-            for name in {*store.groups, *self.groups}:
-                if self._store_of(name) is store:
-                    try:
-                        await self._expire(name, store, before_ms)
-                    except StorageUnavailable as error:
-                        logger.warning("offsets of group '%s' are kept longer: %s", name, error)
+            names = [name for name in {*store.groups, *self.groups} if self._store_of(name) is store]
+            for start in range(0, len(names), _EXPIRED_AT_ONCE):
+                async with trio.open_nursery() as nursery:  # they wait for the disk together
+                    for name in names[start : start + _EXPIRED_AT_ONCE]:
+                        if self._is_due(name, store, before_ms):
+                            nursery.start_soon(self._expire, name, store, before_ms)
+
+    def _is_due(self, name: str, store: OffsetStore, before_ms: int) -> bool:
+        found = self.groups.get(name)
+        if found is not None and (not _is_empty(found) or (isinstance(found, Group) and found.given)):
+            return False
+        if store.last_ms(name) is None:
+            return found is not None
+        return (found is None or found.empty_since_ms < before_ms) and bool(store.older(name, before_ms))
 
     async def _expire(self, name: str, store: OffsetStore, before_ms: int) -> None:
-        found = self.groups.get(name)
-        if found is not None and not _is_empty(found):
+        if self._store_of(name) is not store or not self._is_due(name, store, before_ms):
             return
-        there = store.known(name)
-        if found is not None and found.empty_since_ms >= before_ms:
-            if not there and found.head_touched:
-                del self.groups[name]  # it never had members
-            return
-        old = store.older(name, before_ms)
-        if len(old) == len(there):
-            await self._forget(name, old)
-        elif old:
-            await self._offsets.forget(name, old)
+        found, old = self.groups.get(name), store.older(name, before_ms)
+        try:
+            if len(old) < len(store.known(name)):
+                await self._offsets.forget(name, old)
+            elif found is not None and not old and found.head_touched and name not in self.saver.unsaved:
+                self._close(name, UnknownMember(f"group '{name}' has no members"))  # it never had any
+            else:
+                await self._forget(name, old)
+        except StorageUnavailable as error:
+            logger.warning("what is over of group '%s' is kept longer: %s", name, error)
 
 
 def _is_empty(group: Group | MixedGroup) -> bool:

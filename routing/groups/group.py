@@ -78,7 +78,7 @@ class Group:
         self._members_max = members_max
         self._instances: dict[str, str] = {}
         """Member id of each static member."""
-        self._given: dict[str, Cancellable] = {}
+        self.given: dict[str, Cancellable] = {}
         """Ids that were given out and not joined with yet."""
         self._deadline: Cancellable | None = None
         self._initial = False
@@ -101,16 +101,16 @@ class Group:
             if instance is not None and instance in self._instances:
                 self._replace(self.members[self._instances[instance]], joining, answer)
                 return
-            if len(self.members) + len(self._given) >= self._members_max:
+            if len(self.members) + len(self.given) >= self._members_max:
                 raise GroupFull(f"group '{self.name}' has {self._members_max} members")
             new_id = f"{instance or joining.client_id}-{secrets.token_hex(16)}"
             if joining.must_have_id and instance is None:
-                self._given[new_id] = self._timer(joining.session_timeout_ms, lambda: self._not_taken(new_id))
+                self.given[new_id] = self._timer(joining.session_timeout_ms, lambda: self._not_taken(new_id))
                 raise MemberIdRequired(new_id)
             self._add(new_id, joining, answer)
             return
-        if member_id in self._given:
-            self._given.pop(member_id).cancel()
+        if member_id in self.given:
+            self.given.pop(member_id).cancel()
             self._add(member_id, joining, answer)
             return
         self._rejoin(self.member(member_id, instance), joining, answer)
@@ -238,7 +238,7 @@ class Group:
 
     def _look(self) -> None:
         """Whether all have come. A group that was empty waits its time out all the same."""
-        waits = self._initial or self._given or any(member.join is None for member in self.members.values())
+        waits = self._initial or self.given or any(member.join is None for member in self.members.values())
         if self.state is State.PREPARING and not waits:
             self._complete()
 
@@ -377,8 +377,8 @@ class Group:
         """A member goes, of its own will or an operator's. Raises GroupError."""
         if not member_id and instance_id is not None:
             member_id = self._instances.get(instance_id, "")
-        if member_id in self._given:
-            self._given.pop(member_id).cancel()
+        if member_id in self.given:
+            self.given.pop(member_id).cancel()
         else:
             self._drop(self.member(member_id, instance_id))
         self._after_loss()
@@ -419,7 +419,7 @@ class Group:
             self._after_loss()
 
     def _not_taken(self, member_id: str) -> None:
-        self._given.pop(member_id, None)
+        self.given.pop(member_id, None)
         self._look()
 
     def _drop(self, member: Member) -> None:
@@ -486,9 +486,9 @@ class Group:
         """Another broker looks after it from now on, or it is deleted."""
         self.state = State.DEAD
         self._stop_waiting()
-        for given in self._given.values():
+        for given in self.given.values():
             given.cancel()
-        self._given.clear()
+        self.given.clear()
         for member in self.members.values():
             self._forget_session(member)
             if member.join is not None:

@@ -272,6 +272,28 @@ async def test_offsets_of_groups_without_members_are_kept_for_a_time(monkeypatch
         assert (broker.groups.names(), broker.groups.groups) == ([], {})
 
 
+async def test_groups_without_members_and_offsets_are_forgotten() -> None:
+    files = MemoryFiles()
+    async with engine(files) as broker:
+        await broker.create_topic("t", partitions=1, config={})
+        await beat(broker, "a")
+        await beat(broker, "a", LEAVING)
+        await broker.groups.expire()
+        assert broker.groups.groups == {}
+        joining = Joining("", None, "c", "/h", 10_000, 20_000, "consumer", [("range", b"")], must_have_id=True)
+        given: Joined = await answered(broker, lambda answer: broker.groups.join("awaited", joining, answer))
+        await broker.groups.expire()
+        again = joining._replace(member_id=given.member_id)
+        joined: Joined = await answered(broker, lambda answer: broker.groups.join("awaited", again, answer))
+        assert (joined.error, joined.member_id) == (None, given.member_id)
+        broker.groups.leave("awaited", given.member_id, None)
+        await broker.groups.expire()
+        assert broker.groups.groups == {}
+        after = files.crash()
+    async with engine(after) as broker:
+        assert broker.groups.groups == {}
+
+
 async def test_nobody_hears_what_is_not_kept() -> None:
     inner = MemoryFiles()
     files = FaultyFiles(inner)
