@@ -50,6 +50,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
         yield process
 
 
+@pytest.mark.parametrize("module", ["gateway", "millrace"])
+def test_python_finds_the_command(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
+    said = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert said.startswith("millrace, version ")
+
+
 FREE = ("--amqp", "127.0.0.1:0", "--mqtt", "off", "--native", "off")
 
 
