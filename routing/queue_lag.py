@@ -93,15 +93,24 @@ def _is_here(queue: Queue) -> bool:
     return not queue.elsewhere and not queue.deleted
 
 
+def first_waiting(queue: Queue) -> int | None:
+    """The offset of the oldest message that waits; None if there is none."""
+    return min((line.head()[0] for line in queue.lines() if line.count), default=None)
+
+
 async def oldest_ms(standing: Standing) -> int | None:
-    """When the oldest message was published that a reader has not read; None if nobody knows: there is none, or it is
-    one of a transient queue, or the disk does not say.
+    """When the oldest message was published that a reader has not read; None if nobody knows: there is none, or see
+    `published_ms`.
     """
-    queue = standing.queue
-    if standing.oldest is None or not queue.partition.durable:
+    return None if standing.oldest is None else await published_ms(standing.queue, standing.oldest)
+
+
+async def published_ms(queue: Queue, offset: int) -> int | None:
+    """When a message was published; None if it is one of a transient queue, or the disk does not say."""
+    if not queue.partition.durable:
         return None
     try:
-        published_ms, _ = await published_at(queue, standing.oldest)
+        found_ms, _ = await published_at(queue, offset)
     except (BrokerError, LogError, OSError):
         return None
-    return published_ms
+    return found_ms

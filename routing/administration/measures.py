@@ -6,7 +6,8 @@
 3. Each broker of a cluster tells of the queues and partitions that it leads and of the groups that it looks after, so
    that the brokers together tell of each once. Of readers of queues (`queue_lag.py`) the queue's leader tells.
 4. How far a group is behind in seconds is the age of the batch that holds the first record it has not read (of a queue:
-   the oldest message), which is looked up once for each place where a group stands.
+   the oldest message), which is looked up once for each place where a group stands. So is the age of a queue's first
+   message, within `_HEADS_S` for all of them: those that are not known by then come with the next round.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ from routing.groups.lag_rules import PATIENCE_S, ends_of
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+    from routing.queues.queue import Queue
     from routing.topics.topic_partition import TopicPartition
 
 Kind = Literal["gauge", "counter"]
 
+_HEADS_S = 0.5
+"""For so long it is looked up each time when the first messages of queues were published."""
 _DUPLICATES = "Messages that were dropped, as their id had come within the deduplication window."
 
 
@@ -100,7 +104,7 @@ class Measures:
     def __init__(self, broker: Broker, series_max: int) -> None:
         self._broker = broker
         self._series_max = series_max
-        self._records, self._messages = _Published(), _Published()
+        self._records, self._messages, self._heads = _Published(), _Published(), _Published()
 
     async def families(self) -> list[Family]:
         """All figures."""
@@ -212,8 +216,11 @@ class Measures:
             self._family("millrace_queue_messages_delayed", "Messages that are not due yet.", *labels),
             self._family("millrace_queue_consumers", "Consumers of a queue.", *labels),
         ]
+        ages = self._family("millrace_queue_oldest_seconds", "The age of the oldest message that waits.", *labels)
         duplicates = self._duplicates("queue", *labels)
         count, totals = 0, [0, 0, 0, 0]
+        self._heads.next_round()
+        until = trio.current_time() + _HEADS_S
         async for queue in bites(self._broker.topology.all_queues()):
             if queue.elsewhere or queue.deleted:
                 continue
@@ -224,6 +231,8 @@ class Measures:
                 families[index].add(figure, where)
             if queue.seen is not None:
                 duplicates.add(queue.duplicates, where)
+            if (age_s := 0.0 if ages.is_full else await self._age_s(queue, where, until)) is not None:
+                ages.add(age_s, where)
         told = [
             ("queues", "Queues that are led here.", count),
             ("messages_ready", "Messages that wait in all of them.", totals[0]),
@@ -231,7 +240,17 @@ class Measures:
             ("messages_delayed", "Messages of all of them that are not due yet.", totals[2]),
             ("consumers", "Consumers of all of them.", totals[3]),
         ]
-        return [*families, duplicates, *(_single(name, "gauge", help, value) for name, help, value in told)]
+        return [*families, ages, duplicates, *(_single(name, "gauge", help, value) for name, help, value in told)]
+
+    async def _age_s(self, queue: Queue, where: tuple[str, ...], until: float) -> float | None:
+        """For how long the oldest message has waited, in seconds; None for views, and where it is not known by then."""
+        if queue.settings.view_of is not None:
+            return None
+        offset, now_ms = queue_lag.first_waiting(queue), self._broker.clock.now_ms()
+        if offset is None:
+            return 0.0
+        first_ms = await self._heads.time_ms(where, offset, partial(_published_ms, queue, offset, until))
+        return None if first_ms is None else max(now_ms - first_ms, 0) / 1000
 
     async def _topics(self) -> list[Family]:
         labels = ("topic", "partition")
@@ -317,6 +336,14 @@ class Measures:
                 if first_ms is not None:
                     ages.add(max(now_ms - first_ms, 0) / 1000, where)
         return list(families)
+
+
+async def _published_ms(queue: Queue, offset: int, deadline_s: float) -> int | None:
+    """When a message was published; None if it is not known by then."""
+    with trio.move_on_at(deadline_s):
+        if trio.current_time() < deadline_s:  # else there would be a read to give up for each of ten thousand queues
+            return await queue_lag.published_ms(queue, offset)
+    return None
 
 
 async def _time_at(partition: TopicPartition, offset: int, deadline_s: float) -> int | None:

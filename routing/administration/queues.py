@@ -13,6 +13,7 @@ from routing.administration.move import move
 from routing.administration.operations import LOOKS, operation, page, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
+from routing.queue_lag import first_waiting
 from routing.queue_reading import durable, published_at
 from routing.queues.queue import Queue
 from routing.queues.retries import FIRST
@@ -71,7 +72,7 @@ async def describe_queue(broker: Broker, user: str, name: str, vhost: str = "/")
         told: dict[str, Any] = await ask_leader(queue, "queues.describe", {"name": name, "vhost": vhost})
         return told
     row = dict(zip(_COLUMNS, _queue_row(found, queue, figures_here(queue)), strict=True))
-    offset = min((line.head()[0] for line in queue.lines() if line.count), default=None)
+    offset = first_waiting(queue)
     oldest_s = None
     if offset is not None and queue.settings.view_of is None:
         published_ms, _ = await published_at(queue, offset)

@@ -46,6 +46,30 @@ async def test_queues_and_what_came_and_went() -> None:
         assert found["millrace_messages_delivered", PROTOCOL] == 2 + 5  # of sessions that are over, too
 
 
+async def test_for_how_long_the_oldest_message_has_waited() -> None:
+    async with engine(MemoryFiles()) as broker:
+        for name in ("waits", "empty"):
+            await broker.queue(name)
+        await broker.queue("transient", durable=False)
+        client = broker.client()
+        await client.publish_safely("waits", 1)
+        client.publish("transient", 1)
+        broker.turn()
+        then_ms = broker.broker.clock.now_ms() + 60_000
+        broker.broker.clock.now_ms = lambda: then_ms  # type: ignore[method-assign]
+        measures = Measures(broker.broker, 1000)
+        for _ in range(2):  # the second knows the time of the first message
+            found = series(await measures.families())
+            assert 59 < found["millrace_queue_oldest_seconds", "/", "waits"] <= 61
+            assert found["millrace_queue_oldest_seconds", "/", "empty"] == 0
+            assert ("millrace_queue_oldest_seconds", "/", "transient") not in found
+        consumer = await client.consume("waits", prefetch=1)
+        await broker.drain("waits")
+        assert consumer
+        found = series(await measures.families())
+        assert found["millrace_queue_oldest_seconds", "/", "waits"] == 0  # a consumer holds it
+
+
 async def test_a_family_has_no_more_series_than_it_may() -> None:
     async with engine(MemoryFiles()) as broker:
         for number in range(7):
