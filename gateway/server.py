@@ -308,6 +308,7 @@ def _kafka_makers(broker: Broker, config: Config, authenticate: Authenticate) ->
             authenticate=authenticate,
             door=door,
             fetch_sessions=fetch_sessions,
+            peer_certificate_name=certificate_name,
         )
 
     return {"kafka": kafka, "kafkas": partial(kafka, door="kafkas")}

@@ -91,11 +91,11 @@ from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import KafkaError
 from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.kafka.registry import SERVED, Served
-from protocols.peers import Authenticate, is_loopback
+from protocols.peers import Authenticate, is_loopback, is_welcome
 from protocols.sansio import Outbox
 from routing.broker import Broker
 from routing.clients import Client
-from routing.errors import BrokerError
+from routing.errors import AccessRefused, BrokerError
 
 log = structlog.get_logger(__name__)
 
@@ -140,9 +140,11 @@ class KafkaAdapter:
         authenticate: Authenticate | None = None,
         door: str = "kafka",
         fetch_sessions: FetchSessions | None = None,
+        peer_certificate_name: str | None = None,
     ) -> None:
         """`peer` is the address, for the loopback rule, `local` where it was reached; without `authenticate` everybody
-        is the anonymous user. `door` is the one it came by, `fetch_sessions` those of all connections.
+        is the anonymous user. `door` is the one it came by, `fetch_sessions` those of all connections,
+        `peer_certificate_name` what a verified certificate calls the peer.
         """
         self._broker = broker
         self._outbox = outbox
@@ -177,6 +179,7 @@ class KafkaAdapter:
             FetchDoor(self.door), outbox, broker.timers, clock, config, broker.host.runnable,
             sends_files=outbox.sends_files,
         )  # fmt: skip
+        self._certificate_name = peer_certificate_name if config.certificate_login else None
         if authenticate is None or (config.anonymous_loopback and is_loopback(peer)):
             self._login_anonymous()
 
@@ -187,6 +190,8 @@ class KafkaAdapter:
         if not data:
             self.closed = True
             return
+        if self._certificate_name is not None:
+            await self._login_by_certificate()
         frames = self._frames.feed(data)
         at = 0
         while at < len(frames):
@@ -255,6 +260,18 @@ class KafkaAdapter:
                 self._login(self._config.anonymous_user)
             except BrokerError as error:
                 log.warning("a kafka client without a user name was refused", peer=self.peer, reason=str(error))
+
+    async def _login_by_certificate(self) -> None:
+        """Who shows one is the user whose name it has, until he logs in as another. No such user: it says nothing."""
+        user, self._certificate_name = self._certificate_name, None
+        assert user is not None
+        try:
+            if not await is_welcome(self.door.authenticate, user, None, self.peer):
+                raise AccessRefused(f"'{user}', as its certificate calls it, is no user who may come from there")
+            self.door.grants = None
+            self._login(user)
+        except BrokerError as error:
+            log.warning("a kafka client was not logged in by its certificate", peer=self.peer, reason=str(error))
 
     def _login(self, user: str) -> None:
         self._broker.release(self)

@@ -43,6 +43,8 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Clients on this machine need no user name; others always do."""
     anonymous_user: str = "guest"
     """The user whose rights count for clients without a user name. One that is not there: nobody."""
+    certificate_login: bool = True
+    """A client with a verified certificate that does not log in otherwise is the user whose name it has."""
     virtual_host: str = "/"
     """Whose rights count."""
     static_client_ids: str = ""

@@ -68,7 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture(scope="module")
 def secured(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     arguments = ("--tls-cert", files.cert, "--tls-ca", files.ca)
-    doors = ("amqp", "amqps", "mqtts", "natives")
+    doors = ("amqp", "amqps", "mqtts", "natives", "kafkas")
     with broker_process(tmp_path_factory.mktemp("tls") / "data", doors=doors, arguments=arguments) as process:
         yield process
 
@@ -96,6 +96,36 @@ def test_pika_in_both_versions_with_small_and_large_bodies(
             if len(received) == len(bodies):
                 break
         assert received == bodies
+
+
+def test_kafkas_clients_are_who_their_certificate_says(secured: BrokerProcess, files: Files, tmp_path: Path) -> None:
+    kafka = pytest.importorskip("confluent_kafka")
+    with BlockingClient(f"{HOST}:{secured.ports['natives']}", tls=files.context()) as client:
+        client.administer("users.add", name="eve", password="secret")
+        client.administer("permissions.set", vhost="/", name="eve", configure="^eve", write="^eve", read="^eve")
+
+    def told(name: str | None, topic: str, **login: str) -> str | None:
+        """What becomes of a record: the name of the error, if there is one."""
+        settings = {"security.protocol": "SSL", "ssl.ca.location": files.ca, **login}
+        if name is not None:
+            shown = str(tmp_path / f"{name}.pem")
+            files.authority.issue_cert("x@example.org", common_name=name).private_key_and_cert_chain_pem.write_to_path(
+                shown
+            )
+            settings |= {"ssl.certificate.location": shown, "ssl.key.location": shown}
+        found: list[str | None] = []
+        address = f"{HOST}:{secured.ports['kafkas']}"
+        producer = kafka.Producer({"bootstrap.servers": address, "message.timeout.ms": 10_000, **settings})
+        producer.produce(topic, b"x", on_delivery=lambda error, _: found.append(error and error.name()))
+        producer.flush(15)
+        return found[0]
+
+    assert told("eve", "eve-1") is None
+    assert told("eve", "others") == "TOPIC_AUTHORIZATION_FAILED"
+    assert told(None, "others") is None  # guest, from this machine
+    assert told("nobody-we-know", "others") is None
+    plain = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "guest"}
+    assert told("eve", "others", **plain, **{"sasl.password": "guest"}) is None  # who logs in is who he says
 
 
 def test_the_name_in_a_certificate_is_a_login(secured: BrokerProcess, files: Files) -> None:
