@@ -322,6 +322,8 @@ class Coordinator:
                 raise NeedsEpochs(f"members of group '{group}' have epochs")
             found.check_commit(member_id, instance_id, generation, offsets.keys())
         elif generation >= 0:
+            if group in self._offsets.groups:
+                raise UnknownMember(f"group '{group}' has no members")
             if knows_epochs:
                 raise UnknownGroup(f"there is no group '{group}'")
             raise IllegalGeneration(f"group '{group}' has no members")

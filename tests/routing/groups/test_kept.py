@@ -33,6 +33,7 @@ from routing.groups.errors import (
     RebalanceInProgress,
     StaleEpoch,
     UnknownGroup,
+    UnknownMember,
 )
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
@@ -234,6 +235,9 @@ async def test_who_commits_with_a_generation_needs_a_group() -> None:
         with pytest.raises(IllegalGeneration):
             await broker.groups.commit("g", "a", None, 1, {}, knows_epochs=False)
         with pytest.raises(UnknownGroup):
+            await broker.groups.commit("g", "a", None, 1, {})
+        await broker.groups.commit("g", "", None, -1, {("t", 0): Committed(1)})
+        with pytest.raises(UnknownMember):
             await broker.groups.commit("g", "a", None, 1, {})
 
 
