@@ -13,16 +13,22 @@ _READ_BYTES = 16 << 10
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _NAME_BYTES_MAX = 16
 """TCP_CA_NAME_MAX of Linux."""
+_ASKS = (("TCP_KEEPIDLE", 300), ("TCP_KEEPALIVE", 300), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 4))
+"""After so many seconds of silence the kernel asks, as Linux and macOS call it, then so far apart, and so often."""
 
 
 def set_up(sock: socket.socket) -> None:
-    """What every TCP socket is: never waited for by the kernel, sent from without delay, and asked by the kernel now
-    and then whether the peer is there: not every client has a keep-alive or a heartbeat, and one that vanishes without
-    a word would be connected for ever.
+    """What every TCP socket is: never waited for by the kernel, sent from without delay, and asked by the kernel after
+    some minutes of silence whether the peer is there, or sooner where the system says so: not every client has a
+    keep-alive or a heartbeat, and one that vanishes without a word would be connected for hours.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, most in _ASKS:
+        option = getattr(socket, name, None)
+        if option is not None and sock.getsockopt(socket.IPPROTO_TCP, option) > most:
+            sock.setsockopt(socket.IPPROTO_TCP, option, most)
 
 
 def do_not_pace(sock: socket.socket) -> None:

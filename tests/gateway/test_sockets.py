@@ -27,6 +27,10 @@ def test_a_peer_that_is_gone_without_a_word_is_found_out() -> None:
         set_up(sock)
         assert not sock.getblocking()
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle = socket.TCP_KEEPIDLE if hasattr(socket, "TCP_KEEPIDLE") else socket.TCP_KEEPALIVE
+        asked = (idle, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        after_s, apart_s, often = (sock.getsockopt(socket.IPPROTO_TCP, option) for option in asked)
+        assert after_s + apart_s * often <= 420
 
 
 async def test_who_sees_a_peer_off_and_is_woken_waits_on(ends: tuple[socket.socket, socket.socket]) -> None:
