@@ -11,7 +11,8 @@
 3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
    One that fires late, because this process stood still, lets the socket be read first: what the peer said in time may
    wait there. So it may where so many speak at once that their turns take longer than a deadline. One turn is waited
-   for, no more: of a peer that sends faster than we read there is always something to read.
+   for, no more: of a peer that sends faster than we read there is always something to read. Who is not read from as too
+   much waits for him is not silent as long as he takes something of that, however slowly.
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
    the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
@@ -98,6 +99,7 @@ class Connection:
 
     __slots__ = (
         "_armed_at",
+        "_drains",
         "_failed",
         "_had_turn",
         "_held",
@@ -149,7 +151,7 @@ class Connection:
         self._waited_for = math.inf
         """The deadline that a turn was waited for last, and whether there was one since."""
         self._had_turn = False
-        self._failed = False
+        self._failed = self._drains = False
         self._held: trio.Event | None = None
         self._over = trio.Event()
         self._in_turn = self._peer_closed = False
@@ -267,7 +269,9 @@ class Connection:
         if adapter.next_timer_at() < self._armed_at:
             self._arm()
         if outbox.pending_bytes > shell.limits.outbox_bytes_high:
+            self._drains = True
             await outbox.drained()
+            self._drains = False
         adapter.held = True
         await shell.wait_for_room()
         adapter.held = False
@@ -376,6 +380,8 @@ class Connection:
                 if self._is_kept_waiting(due):
                     self._arm_at(now + _LOOK_AGAIN_S)
                     return
+                if self._drains:  # it is not read from, and what it takes is a sign of life
+                    adapter.held, self.outbox.moved = self.outbox.moved, False
                 adapter.handle_timer(now)
             if adapter.closed:
                 self._wake()

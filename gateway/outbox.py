@@ -90,7 +90,7 @@ class SocketOutbox:
 
     __slots__ = (
         "_backlog", "_broken", "_dialled", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files",
-        "_socket", "_tls", "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
+        "_socket", "_tls", "_web", "dirty", "moved", "on_writable", "pending_bytes", "sends_files", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +117,8 @@ class SocketOutbox:
         self._backlog: deque[Piece] | None = None  # there while a task waits for the socket
         self._large = False
         self.dirty = False
+        self.moved = False
+        """The peer took some of what waits, since whoever looks has set it to False."""
         self._broken = self._sent_files = False
         self._drained: trio.Event | None = None
 
@@ -296,6 +298,7 @@ class SocketOutbox:
                 complete = self._send(buffers)
                 backlog.extendleft(reversed(buffers))
                 if self.pending_bytes < before:
+                    self.moved = True
                     self._progressed()
                 if not complete:
                     break

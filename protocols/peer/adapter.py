@@ -2,7 +2,8 @@
 
 1. What both ends have in common is `PeerAdapter`; what a link of kind `replica` carries is in `adapter_replica.py`.
 2. A link that is open is handed to the replicas, and taken back when it is lost.
-3. A peer that said nothing for `silence_ms_max` is taken for gone, unless it was this process that could not listen.
+3. A peer that said nothing for `silence_ms_max` is taken for gone, unless it was this process that could not listen,
+   or did not, as the peer has much to take and takes it slowly.
 4. However it ends, `failure` says why in one line; the peer is told unless it said it itself.
 """
 
@@ -58,6 +59,7 @@ class PeerAdapter:
             self.closed = True
             return
         self._heard_s = self._clock()
+        self.held = False  # whatever frames wait for, a peer has to say something
         try:
             frames = self.link.receive(data)
             self._send_outgoing()
@@ -77,7 +79,9 @@ class PeerAdapter:
         """Give up a peer that is silent."""
         due = self.next_timer_at()
         heartbeat_s = self.beats * self._config.heartbeat_ms / 1000
-        if not self.opened:
+        if self.held and self.opened:
+            self._heard_s = now
+        elif not self.opened:
             self.end(PeerError(ErrorCode.TIMED_OUT, f"no handshake in {self._config.handshake_timeout_ms} ms"))
         elif now - due > heartbeat_s:
             self._heard_s += now - due + heartbeat_s  # what it said meanwhile is still to be read

@@ -7,6 +7,7 @@ import math
 import trio
 from trio.testing import MockClock
 
+from protocols.sansio import Outbox
 from tests.gateway.shell import EchoAdapter, open_door, receive_all, receive_exactly, until
 
 
@@ -121,3 +122,43 @@ async def test_a_timer_that_closes_ends_the_connection() -> None:
     async with open_door(GiveUp) as door, await door.connect() as client:
         assert await receive_all(client) == b"too late"
         assert (await door.adapter()).lost == 1
+
+
+class Talkative(KeepAlive):
+    """Says more than there is room for."""
+
+    patience_s = 2
+
+    def __init__(self, outbox: Outbox, peer: str) -> None:
+        super().__init__(outbox, peer)
+        self.excused: list[bool] = []
+
+    async def handle(self, data: bytes) -> None:
+        await super().handle(data)
+        self.outbox.write(bytes(16 << 20))
+
+    def handle_timer(self, now: float) -> None:
+        self.excused.append(self.held)
+        self.deadline_s = now + self.patience_s
+
+
+async def test_who_takes_slowly_what_waits_for_him_is_not_silent(mock_clock: MockClock) -> None:
+    async with open_door(Talkative) as door, await door.connect(receive_bytes=4096) as client:
+        adapter = await door.adapter()
+        assert isinstance(adapter, Talkative)
+        await client.send_all(b"1")
+        await receive_exactly(client, 1)
+        (connection,) = door.shell.connections
+
+        def come_due() -> None:
+            mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
+            connection._timer_fired()
+
+        while not connection.outbox.moved:
+            await receive_exactly(client, 65536)
+        come_due()
+        come_due()
+        while not connection.outbox.moved:
+            await receive_exactly(client, 65536)
+        come_due()
+        assert adapter.excused == [True, False, True]
