@@ -40,6 +40,8 @@ EXPIRY_S_MAX = EXPIRY_MS_MAX // 1000
 """The longest expiry but for "never", ten years; who asks for more is told so."""
 _AT_ONCE_MS = 1
 _LEFT_MAX = 1000
+_TAKEN_MIN = 1000
+"""So many sessions with packet ids that were taken are looked after by nobody."""
 
 
 class TakenIds(set[int]):
@@ -56,6 +58,8 @@ class Sessions:
         """The connection of each client identifier (MQTT-3.1.4-2)."""
         self.taken: dict[str, TakenIds] = {}
         """Of sessions that last."""
+        self._taken_max = _TAKEN_MIN
+        """With so many it is looked which sessions are over."""
         self.takeovers = Takeovers()
         self.giving: dict[tuple[str, str], object] = {}
         """Who gives out what is retained, by queue and pattern. It goes on when its connection is over, but not when
@@ -95,9 +99,20 @@ class Sessions:
         """What is known to a connection of what was taken over earlier ones: nothing if there was one elsewhere."""
         found = self.taken.get(client_id)
         if found is None or (epoch and found.epoch + 1 != epoch):
+            if len(self.taken) >= self._taken_max:
+                self._forget_ended()
             found = self.taken[client_id] = TakenIds()
         found.epoch = epoch
         return found
+
+    def _forget_ended(self) -> None:
+        """Sessions end without a word here: their queues expire, or are deleted."""
+        broker = self._broker()
+        vhosts = [] if broker is None else broker.topology.vhosts.values()
+        for client_id in [one for one in self.taken if one not in self.clients]:
+            if not any(queue_name(client_id) in vhost.queues for vhost in vhosts):
+                del self.taken[client_id]
+        self._taken_max = max(2 * len(self.taken), _TAKEN_MIN)
 
     def left(self, client_id: str) -> None:
         """A client is gone, and nothing more is said for it."""

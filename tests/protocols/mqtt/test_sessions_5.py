@@ -78,6 +78,21 @@ async def test_mqtt_3_1_2_23_a_session_lasts_for_its_expiry_and_not_longer(world
     assert not there
 
 
+async def test_what_was_taken_of_sessions_is_forgotten_some_time_after_these(
+    world: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocols.mqtt.adapter_sessions._TAKEN_MIN", 4)
+    for number in range(20):
+        client, _ = await is_present(world, 10, f"s{number}")
+        await client.send(publish_5("t", b"x", qos=2, packet_id=1))
+        client.lose()
+        await later(clock, 5)
+    lasting = [f"s{number}" for number in range(20) if f"mqtt.s{number}" in world.broker.topology.queues]
+    assert 0 < len(lasting) < 4
+    assert set(lasting) <= sessions_of(world.broker).taken.keys()
+    assert len(sessions_of(world.broker).taken) <= 2 * 4
+
+
 async def test_the_expiry_is_that_of_the_last_connect_or_disconnect(world: World, clock: MockClock) -> None:
     client, _ = await is_present(world, 1000)
     client.lose()
