@@ -229,6 +229,7 @@ class Cluster:
         if replica is None:
             return
         self.replicas.remove(name)
+        self._known.pop(name, None)  # its role has the log, which would stay in memory
         log = replica.log
         if log.truncating:
             self._closing.add(log.directory)

@@ -115,3 +115,18 @@ async def test_homes_and_offsets_that_others_have_now_are_moved_aside_and_freed(
         assert away or [log() for log in logs] == [None] * len(LOGS)
         await move(brokers, *others, gone)
         assert all(files.exists(path) for path in LOGS.values())
+
+
+async def test_nothing_stays_in_memory_of_topics_that_are_deleted() -> None:
+    async with mesh() as brokers:
+        members = list(brokers.members.values())
+        await members[0].broker.create_topic("t", partitions=2)
+        await until(lambda: all("t" in member.broker.topics for member in members))
+        logs = [weakref.ref(one.log) for member in members for one in member.broker.topics["t"].partitions]
+        await members[0].broker.delete_topic("t")
+
+        def gone() -> bool:
+            gc.collect()
+            return not any(log() for log in logs)
+
+        await until(gone)
