@@ -183,6 +183,11 @@ class Producers:
     def _knows(self) -> bool:
         return self._epoch == self._log.leader_epoch and not self._log.closed
 
+    def forget_silent(self) -> None:
+        """Whoever has sent nothing for a day is not known any more."""
+        if self._knows:
+            self._states.forget(wall_clock_ms() - FORGOTTEN_MS)
+
     async def save(self) -> None:
         """Write the file, if it lacks more than is read in no time. What cannot be written is logged."""
         if not self._knows:
@@ -190,7 +195,7 @@ class Producers:
         last = self._log.segments[-1]
         if last.base_offset == self._segment and last.size - self._position <= _READ_AGAIN_BYTES:
             return
-        self._states.forget(wall_clock_ms() - FORGOTTEN_MS)
+        self.forget_silent()
         self._states.offset = max(self._states.offset, self._log.written_offset)
         try:
             await in_thread(self._save, self._encoded(self._states))

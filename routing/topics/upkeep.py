@@ -10,9 +10,12 @@ from routing.topics.topic_partition import TopicPartition
 
 
 async def apply_retention(topics: Iterable[Topic]) -> None:
-    """Drop what logs need not keep; write down what is known of producers, where a segment is full."""
+    """Drop what logs need not keep, and producers that are silent; write down what is known of the others, where a
+    segment is full.
+    """
     for partition in [one for topic in topics for one in topic.partitions]:
         partition.apply_retention()
+        partition.producers.forget_silent()
         if partition.producers.is_due:
             await partition.producers.save()
 

@@ -12,7 +12,12 @@ from core_log.errors import LogUnavailable
 from core_log.files import FaultyFiles, Files, MemoryFiles
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
+from core_log.record_batch import validate
+from core_log.wall_clock import wall_clock_ms
+from routing.broker import open_broker
+from routing.config import BrokerConfig
 from routing.topics.producers import Producers, know_all, save_all
+from routing.topics.upkeep import apply_retention
 from tests.core_log.compaction.helpers import of_producer
 from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log
 from tests.protocols.kafka.door import idempotent
@@ -201,3 +206,16 @@ async def test_what_another_leader_has_is_left_to_it(caplog: pytest.LogCaptureFi
             await producers.states()
     assert len(caplog.records) == 1, "that the file is damaged is said once"
     log.close()
+
+
+async def test_producers_that_are_silent_for_a_day_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = MemoryFiles()
+    async with open_broker(files, BrokerConfig()) as broker:
+        topic = await broker.create_topic("t", partitions=1, config={"retention.ms": "-1"})
+        known, now_ms = topic.partitions[0].producers, wall_clock_ms()
+        for producer, hours in ((1, 0), (2, 20), (3, 25)):
+            monkeypatch.setattr("routing.topics.producers.wall_clock_ms", lambda at=now_ms + hours * 3_600_000: at)
+            batch = idempotent(make_batch([b"x"]), producer, 0, 0)
+            await topic.partitions[0].append_once([validate(batch)], [batch])
+        await apply_retention([topic])
+        assert [one.producer_id for one in (await known.states()).active()] == [2, 3]
