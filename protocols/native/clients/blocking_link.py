@@ -26,12 +26,15 @@ from msgspec import Struct
 from protocols.buffers import join_small
 from protocols.native import wire
 from protocols.native.clients.forks import tell_when_forked
+from protocols.native.clients.silence import end_when_silent
 from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError, RequestTimedOut, error_from_wire
 from protocols.native.wire import Reply, Request
 
 _LOOK_S = 2.0
 """How long a broker may take before others are asked about it, or tried, where there are any."""
 _TRY_AGAIN_S = 0.2
+_DIAL_S_MAX = 10.0
+"""For one try to be connected: the kernel calls ever more seldom, and would hardly notice that the network is back."""
 _NOT_ALONE = "a blocking client belongs to one thread, and is in the middle of a request"
 ReplyType = TypeVar("ReplyType", bound=Reply)
 Address = tuple[str, int]
@@ -203,7 +206,8 @@ class BlockingLink:
         for left in reversed(range(len(self.addresses))):
             address = self.addresses[0]
             try:
-                connection = socket.create_connection(address, limit_s)
+                connection = socket.create_connection(address, min(limit_s, _DIAL_S_MAX))
+                end_when_silent(connection, self._timeout_s)
                 if self._tls is not None:
                     connection = self._tls.wrap_socket(connection, server_hostname=address[0])
                 return connection

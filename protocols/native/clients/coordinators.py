@@ -54,7 +54,9 @@ class CoordinatorLink:
                         raise
                     last = error
                 await self.pause()
-        raise RequestTimedOut(f"no success within {timeout_ms} ms: {last}", retriable=True)
+        raise RequestTimedOut(
+            f"no success within {timeout_ms} ms: {last or 'the coordinator does not answer'}", retriable=True
+        )
 
     async def pause(self) -> None:
         """Before asking again."""

@@ -22,6 +22,7 @@ import trio
 from protocols.buffers import join_small
 from protocols.native import wire
 from protocols.native.clients.blocking_link import REPLY_BYTES_MAX, Address
+from protocols.native.clients.silence import end_when_silent
 from protocols.native.connection import FrameReader, addresses_of
 from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError, RequestTimedOut, error_from_wire
 from protocols.native.wire import Reply, Request
@@ -116,7 +117,7 @@ class Link:
         host, port = self.address
         try:
             with trio.fail_after(self.config.connect_timeout_ms / 1000):
-                stream = await self._dial() if self._dial is not None else await trio.open_tcp_stream(host, port)
+                stream = await self._dial() if self._dial is not None else await self._dialled(host, port)
                 if self.config.tls is not None and self._dial is None:
                     stream = trio.SSLStream(stream, self.config.tls, server_hostname=host, https_compatible=True)
                 await self._hello(stream)
@@ -129,6 +130,11 @@ class Link:
             raise
         self._stream = stream
         self._note_change()
+
+    async def _dialled(self, host: str, port: int) -> trio.SocketStream:
+        stream = await trio.open_tcp_stream(host, port)
+        end_when_silent(stream.socket, self.config.request_timeout_ms / 1000)
+        return stream
 
     async def connect_somewhere(self) -> None:
         """`connect` to the first of the addresses that answers. Raises as that, when none does."""

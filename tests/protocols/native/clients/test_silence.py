@@ -1,0 +1,46 @@
+"""Connections of clients whose other side is gone without a word."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+import trio
+
+from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
+from protocols.native.clients.link import Link, LinkConfig
+from protocols.native.clients.silence import silence_s
+from protocols.native.connection import addresses_of
+from tests.protocols.native.broker import native_broker
+
+TIMEOUT_S = 30
+
+
+def check(sock: socket.socket | trio.socket.SocketType) -> None:
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if sys.platform == "linux":
+        idle_s, apart_s, user_ms = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+        )
+        assert user_ms <= TIMEOUT_S * 500
+        assert idle_s + 2 * apart_s <= TIMEOUT_S / 2
+
+
+@pytest.mark.parametrize(("timeout_s", "silent_s"), [(0.5, 5), (30, 15), (1e9, 60)])
+def test_time_is_left_to_ask_again(timeout_s: float, silent_s: float) -> None:
+    assert silence_s(timeout_s) == silent_s
+
+
+async def test_the_kernel_ends_what_is_silent() -> None:
+    async with native_broker() as broker:
+        (address,) = addresses_of(broker.server)
+        link = Link([address], LinkConfig(request_timeout_ms=TIMEOUT_S * 1000))
+        await link.connect()
+        assert isinstance(link._stream, trio.SocketStream)
+        check(link._stream.socket)
+        await link._stream.aclose()
+        blocking = BlockingLink([address], BlockingTerms(TIMEOUT_S, "", None, None, 0))
+        check(await trio.to_thread.run_sync(blocking.connected))
+        blocking.close()
