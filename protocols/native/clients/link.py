@@ -124,7 +124,9 @@ class Link:
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             await self._abandon(stream)
             self._addresses.append(self._addresses.pop(0))
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {_why(error)}", retriable=True) from error
+            slow = isinstance(error, trio.TooSlowError)
+            why = f"no answer within {self.config.connect_timeout_ms} ms" if slow else _why(error)
+            raise ConnectionLost(f"cannot connect to {host}:{port}: {why}", retriable=True) from error
         except BaseException:
             await self._abandon(stream)
             raise

@@ -12,6 +12,7 @@ from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.clients.link import Link, LinkConfig
 from protocols.native.clients.silence import silence_s
 from protocols.native.connection import addresses_of
+from protocols.native.errors import ConnectionLost
 from tests.protocols.native.broker import native_broker
 
 TIMEOUT_S = 30
@@ -44,3 +45,10 @@ async def test_the_kernel_ends_what_is_silent() -> None:
         blocking = BlockingLink([address], BlockingTerms(TIMEOUT_S, "", None, None, 0))
         check(await trio.to_thread.run_sync(blocking.connected))
         blocking.close()
+
+
+async def test_who_is_not_answered_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        link = Link([silent.getsockname()], LinkConfig(connect_timeout_ms=50))
+        with pytest.raises(ConnectionLost, match="no answer within 50 ms"):
+            await link.connect()
