@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import trio
 
@@ -143,9 +144,16 @@ async def membership(config: ClusterConfig, files: Files, addresses: Mapping[str
         yield part
 
 
-def advertised(config: ClusterConfig, listeners: Iterable[Listener], *, trusted: bool) -> dict[str, str]:
-    """Where others reach the doors, and the peer address among them. Raises StartError where that cannot be: unless
-    peers are `trusted` by a secret or by certificates, they have to be on this machine.
+def advertised(
+    config: ClusterConfig,
+    listeners: Iterable[Listener],
+    *,
+    trusted: bool,
+    said: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Where others reach the doors, and the peer address among them; `said` is what the settings of a door say of its
+    host and port, empty or 0 where they say nothing. Raises StartError where that cannot be: unless peers are `trusted`
+    by a secret or by certificates, they have to be on this machine.
     """
     found: dict[str, str] = {}
     for listener in listeners:
@@ -155,11 +163,12 @@ def advertised(config: ClusterConfig, listeners: Iterable[Listener], *, trusted:
                 f"cluster.peer: {listener.address} can be reached from other machines, which needs a secret that all "
                 "brokers share, or certificates: set peer.secret (MILLRACE_PEER_SECRET), or peer_tls.cert and .ca"
             )
-        if config.advertise:
-            host = f"[{config.advertise}]" if ":" in config.advertise else config.advertise
+        door_host, door_port = said.get(listener.door, ("", 0))
+        if name := door_host or config.advertise:
+            host = f"[{name}]" if ":" in name else name
         elif host in _EVERY_ADDRESS:
             host = socket.gethostname()
-        found[listener.door] = f"{host}:{port}"
+        found[listener.door] = f"{host}:{door_port or port}"
     return found
 
 

@@ -117,7 +117,9 @@ async def join(config: Config, listeners: Iterable[Listener]) -> AsyncIterator[M
     listener.keeps_some = False
     try:
         trusted = bool(config.peer.secret) or certificates is not None
-        addresses = advertised(config.cluster, [*listeners, listener], trusted=trusted)
+        kafka, native = ((door.advertised_host, door.advertised_port) for door in (config.kafka, config.native))
+        said = {"kafka": kafka, "kafkas": kafka, "native": native, "natives": native}
+        addresses = advertised(config.cluster, [*listeners, listener], trusted=trusted, said=said)
         meet = partial(_meet, config, certificates)
         before = partial(import_directory, config) if config.cluster.import_data else None
         async with joining(config.cluster, OsFiles(config.data_dir), addresses, meet, before) as part:

@@ -37,8 +37,10 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     login_timeout_ms: Milliseconds = 10_000
     """How long a new connection may stay silent."""
     advertised_host: str = ""
-    """What metadata says about how to reach this broker; empty: the address that the client has dialled."""
+    """What metadata says about how to reach this broker; empty: in a cluster `cluster.advertise`, else the address that
+    the client has dialled."""
     advertised_port: Port = 0
+    """Likewise; 0: the one that is listened on, or that was dialled."""
     anonymous_loopback: bool = True
     """Clients on this machine need no user name; others always do."""
     anonymous_user: str = "guest"

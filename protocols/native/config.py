@@ -25,8 +25,10 @@ class NativeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     node_id: CountOrZero = 0
     """What a single broker says who it is."""
     advertised_host: str = ""
-    """What metadata says about how to reach this node; empty means the address the client already uses."""
+    """What metadata says about how to reach this node; empty: in a cluster `cluster.advertise`, else the address
+    that the client already uses."""
     advertised_port: Port = 0
+    """Likewise; 0: the one that is listened on, or that was dialled."""
     anonymous_loopback: bool = True
     """Clients on this machine need no user name; others always do."""
     anonymous_user: str = "guest"

@@ -11,10 +11,11 @@ import pytest
 import trio
 
 from core_log.files import OsFiles
-from gateway.cluster import ClusterConfig, Membership, membership
+from gateway.cluster import ClusterConfig, Membership, advertised, membership
 from gateway.config import Config, ConfigError, Listen
 from gateway.errors import StartError
 from gateway.etcd_process import EtcdProcess, running_etcd
+from gateway.listener import open_listener
 from gateway.server import serve
 
 
@@ -112,3 +113,17 @@ async def test_a_members_directory_is_not_served_alone(etcd: EtcdProcess, tmp_pa
     assert isinstance(error, StartError)
     told = "belongs to broker 4 of cluster 'alone' and cannot be served alone: serve it with --cluster alone, "
     assert told in str(error)
+
+
+async def test_doors_are_advertised_as_their_settings_say() -> None:
+    with (
+        closing(open_listener("kafka", "127.0.0.1", 0)) as kafka,
+        closing(open_listener("amqp", "127.0.0.1", 0)) as amqp,
+    ):
+        port = amqp.address.rpartition(":")[2]
+        found = advertised(
+            ClusterConfig(advertise="broker-1"), [kafka, amqp], trusted=True, said={"kafka": ("outside", 19092)}
+        )
+        assert found == {"kafka": "outside:19092", "amqp": f"broker-1:{port}"}
+        only_port = advertised(ClusterConfig(), [kafka, amqp], trusted=True, said={"kafka": ("", 19092)})
+        assert only_port == {"kafka": "127.0.0.1:19092", "amqp": f"127.0.0.1:{port}"}
