@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 
 from core_log.files import BytesLike
 
@@ -22,7 +23,7 @@ class TailBudget:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
-        self._caches: dict[TailCache, None] = {}
+        self._caches: OrderedDict[TailCache, None] = OrderedDict()  # a dict is slow to find its first again and again
         """Those that hold anything, in the order in which they began to."""
 
     def begun(self, cache: TailCache) -> None:
@@ -35,8 +36,7 @@ class TailBudget:
         while self.bytes_held > self.bytes_max and len(caches) > 1:
             first = next(iter(caches))
             if first is growing:
-                del caches[first]
-                caches[first] = None
+                caches.move_to_end(first)
             else:
                 first.clear()
 

@@ -6,6 +6,7 @@ nothing that outlives the process: it remembers the names that came to such queu
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ class Names:
     """See the module; of one process."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, str], None] = {}
+        self._known: OrderedDict[tuple[bytes, str], None] = OrderedDict()  # a dict is slow to find its first again
 
     def is_new(self, name: bytes, queue: str = "") -> bool:
         """Whether no message of this name came to the queues here before, or to the one that is named; from now on one
@@ -30,7 +31,7 @@ class Names:
         if (name, queue) in self._known:
             return False
         if len(self._known) >= NAMES_MAX:
-            del self._known[next(iter(self._known))]
+            self._known.popitem(last=False)
         self._known[name, queue] = None
         return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,3 +64,17 @@ def test_a_cache_alone_is_bounded_by_its_own_limit() -> None:
     for number in range(1, 6):
         cache.add(b"x" * 10, 10, number)
     assert (budget.bytes_held, cache.start_offset) == (50, 0)
+
+
+def test_making_room_costs_the_same_among_many_caches() -> None:
+    def lap(count: int) -> float:
+        budget = TailBudget(count // 2)
+        caches = [TailCache(10, 0, budget) for _ in range(count)]
+        for offset in (1, 2):
+            began = time.process_time()
+            for cache in caches:
+                cache.add(b"x", 1, offset)
+            cost = time.process_time() - began
+        return cost / count
+
+    assert lap(100_000) < 8 * lap(5_000)

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -72,7 +73,7 @@ class SharedSteps:
         self._cluster = engine.cluster
         self._transactions = transactions
         self._writers: WeakKeyDictionary[KeyedStore, Writers] = WeakKeyDictionary()
-        self._put: dict[tuple[str, int, bytes], None] = {}
+        self._put: OrderedDict[tuple[str, int, bytes], None] = OrderedDict()
         """Log, leader epoch, and the marker of a step that was put there in it."""
 
     # ---- a commit
@@ -237,7 +238,7 @@ class SharedSteps:
         _require_sealed(where)
         self._put[name] = None
         if len(self._put) > _REMEMBERED:
-            del self._put[next(iter(self._put))]
+            self._put.popitem(last=False)
 
     def _led(self, log: str, leader_epoch: int) -> QueuePartition | TopicPartition:
         """What is led here in that epoch, and takes something now. Raises StorageUnavailable."""
