@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import trio
@@ -24,7 +25,7 @@ from routing import directories
 from routing.access.bans import Bans
 from routing.access.rights import Rights
 from routing.alarms import Alarms
-from routing.clients import Client
+from routing.clients import Client, close_some
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from routing.cluster.clients.engine import Engine
 from routing.cluster.clients.keeping import Keeping, SharedWills
@@ -172,7 +173,9 @@ class Broker(Turns):
         iterations = self.config.scram_iterations
         self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=iterations)
         self.rights.user_deleted = self._user_deleted
-        self.bans = Bans(self.topology.catalog, lambda: self.clients, self.clock.now_ms, self.config.bans_max)
+        self.bans = Bans(
+            self.topology.catalog, lambda: self.clients, self._close_clients, self.clock.now_ms, self.config.bans_max
+        )
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=self.cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)
@@ -321,9 +324,22 @@ class Broker(Turns):
         return [client for vhost in self.topology.vhosts.values() for client in vhost.connections.values()]
 
     def _user_deleted(self, name: str) -> None:
-        for client in self.clients:
-            if client.user == name:
-                client.close(f"user '{name}' is deleted")
+        reason = f"user '{name}' is deleted"
+        self._close_clients([(client, reason) for client in self.clients if client.user == name])
+
+    def _close_clients(self, closing: Iterable[tuple[Client, str]]) -> None:
+        """End connections, each for a reason: many in bites, so that others have their turns in between."""
+        left = deque(closing)
+        close_some(left, self.clients)
+        if left:
+            self.spawn(self._close_rest, left)
+
+    async def _close_rest(self, left: deque[tuple[Client, str]]) -> None:
+        while left:
+            self.end_turn()
+            await trio.lowlevel.checkpoint()
+            close_some(left, self.clients)
+        self.end_turn()
 
     def _kind_of(self, vhost: str, exchange: str) -> str | None:
         found = self.topology.vhosts.get(vhost)

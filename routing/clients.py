@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from core_log.wall_clock import wall_clock_ms
+from routing.bites import BITE_S
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -22,3 +25,16 @@ class Client:
     version: str = ""
     """Of its protocol, where there are several."""
     connected_at_ms: int = field(default_factory=wall_clock_ms)
+
+
+def close_some(left: deque[tuple[Client, str]], connected: Iterable[Client]) -> None:
+    """End connections, each for its reason, until that has taken `BITE_S`; those done are `left` no more. Who is not
+    `connected` any more needs nothing.
+    """
+    there, until_s = set(connected), time.perf_counter() + BITE_S
+    while left:
+        client, reason = left.popleft()
+        if client in there:
+            client.close(reason)
+        if time.perf_counter() > until_s:
+            return

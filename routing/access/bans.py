@@ -63,13 +63,19 @@ class Ban(NamedTuple):
 
 
 class Bans:
-    """See the module; one for a broker. `clients` are those connected to it."""
+    """See the module; one for a broker. `clients` are those connected to it, `close` ends connections for a reason."""
 
     def __init__(
-        self, catalog: Catalog, clients: Callable[[], Iterable[Client]], now_ms: Callable[[], int], bans_max: int
+        self,
+        catalog: Catalog,
+        clients: Callable[[], Iterable[Client]],
+        close: Callable[[Iterable[tuple[Client, str]]], None],
+        now_ms: Callable[[], int],
+        bans_max: int,
     ) -> None:
         self._catalog = catalog
         self._clients = clients
+        self._close = close
         self._now_ms = now_ms
         self._bans_max = bans_max
         self._changing = trio.Lock()
@@ -108,10 +114,8 @@ class Bans:
         if not self._fresh:
             return
         self._fresh.clear()
-        for client in list(self._clients()):
-            ban = self.find(client.name, client.user, client.peer)
-            if ban is not None:
-                client.close(str(ban))
+        found = ((client, self.find(client.name, client.user, client.peer)) for client in self._clients())
+        self._close([(client, str(ban)) for client, ban in found if ban is not None])
 
     # --- asking ------------------------------------------------------------------------
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from core_log.files import Files, MemoryFiles
@@ -109,6 +113,35 @@ async def test_who_is_banned_is_closed_and_cannot_come_back() -> None:
             it.connect("x", user="ada")
         await it.ask("bans.delete", kind="user", value="ada")
         it.connect("x", user="ada")
+
+
+@pytest.mark.parametrize("how", ["ban", "delete"])
+async def test_others_have_their_turns_while_many_connections_end(how: str) -> None:
+    async with world() as it, trio.open_nursery() as nursery:
+        closed: list[str] = []
+
+        def close(reason: str) -> None:
+            until_s = time.perf_counter() + 0.001
+            while time.perf_counter() < until_s:
+                pass
+            closed.append(reason)
+
+        gone = Client("test", "ada", "/", "10.0.0.1:1", closed.append)
+        clients = [Client("test", "ada", "/", "10.0.0.1:5", close) for _ in range(60)]
+        for client in (*clients, gone):
+            it.broker.connect(client, client)
+        if how == "ban":
+            nursery.start_soon(it.ban, "user", "ada")
+        else:
+            nursery.start_soon(partial(it.ask, "users.delete", name="ada"))
+        counts = [0]
+        while len(closed) < len(clients):
+            if closed:
+                it.broker.release(gone)
+            await trio.lowlevel.checkpoint()
+            counts.append(len(closed))
+        assert max(after - before for before, after in pairwise(counts)) <= 12
+    assert len(closed) == len(clients)
 
 
 async def test_bans_outlive_a_restart_and_end_when_they_say(clock: MockClock) -> None:
