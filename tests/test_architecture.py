@@ -60,7 +60,7 @@ NATIVE_CLIENTS = tuple(
         "listed_offsets", "membership", "parallel", "producer", "producer_batches", "served_membership",
         "transactional",
         "blocking", "blocking_admin", "blocking_consumer", "blocking_group", "blocking_leaders", "blocking_link",
-        "blocking_producer", "blocking_transactional", "blocking_user",
+        "blocking_producer", "blocking_transactional", "blocking_user", "silence",
     )
 )  # fmt: skip
 
