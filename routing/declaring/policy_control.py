@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 
+from routing.bites import bites
 from routing.errors import LimitExceeded, NotFound
 from routing.queues.queue import Queue
 from routing.topics.stream import Stream
@@ -15,9 +16,6 @@ from routing.topology.entries import Entry, Plan, vhost_key
 from routing.topology.exchange import Exchange
 from routing.topology.policies import check_policy, policy_key
 from routing.topology.topology import Topology
-
-_BITE = 500
-"""Queues and exchanges that are looked at before others get a turn."""
 
 
 class PolicyControl:
@@ -78,7 +76,5 @@ class PolicyControl:
             *vhost.streams.values(),
         ]
         with trio.CancelScope(shield=True):
-            for number, entity in enumerate(entities, 1):
+            async for entity in bites(entities):
                 vhost.follow_policies(entity)
-                if not number % _BITE:
-                    await trio.lowlevel.checkpoint()

@@ -231,7 +231,8 @@ async def test_virtual_hosts_have_their_own_and_a_refusing_disk_changes_nothing(
         assert not list(broker.topology.catalog.entries("policy"))
 
 
-async def test_many_queues_are_told_in_bites() -> None:
+async def test_many_queues_are_told_in_bites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("routing.bites.BITE_S", 0)
     async with engine(MemoryFiles()) as running:
         for number in range(1200):
             await running.queue(f"q{number}", durable=False)
