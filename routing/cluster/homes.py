@@ -273,7 +273,10 @@ class Homes:
 
     def _finish(self, partition: ReplicatedPartition) -> bool:
         """Have all in the log that is to be there before it is handed over; whether that is so."""
-        return partition.finish(self._broker.dead_letters.under_way(partition))
+        broker = self._broker
+        return partition.finish(
+            sum(one.under_way(partition) for one in (broker.dead_letters, broker.delayed, broker.later))
+        )
 
     # --- retirement ------------------------------------------------------------------------
 

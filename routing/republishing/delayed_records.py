@@ -43,6 +43,7 @@ from routing.topology.route import Route
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+    from routing.queues.homes.queue_partition import QueuePartition
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,16 @@ class DelayedRecords:
         except InvalidRecord:  # it is in the log for all that, so another door has put it there
             parked = _parked(record, delay_ms, name, priorities=False)
         await self._park(partition, [parked], by_turn)
+
+    def under_way(self, home: QueuePartition) -> int:
+        """How many records that a home gave out are not known to be in their topics. Of those that wait for their turn
+        only what is appended here: another broker may keep what it has no room for.
+        """
+        vhost = self._broker.topology.vhost(DEFAULT_VHOST)
+        queues = [
+            vhost.queues[name] for name in vhost.parked if name.startswith(DELAYED_PREFIX) or name in self._releasers
+        ]
+        return sum(queue.outstanding for queue in queues if queue.partition is home)
 
     async def _park(self, partition: TopicPartition, parked: list[Parked], by_turn: bool) -> None:
         broker, name, arguments = self._broker, DELAYED_PREFIX + partition.topic_name, _ARGUMENTS

@@ -27,6 +27,7 @@ from routing.topology.route import undelayed
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+    from routing.queues.homes.queue_partition import QueuePartition
     from routing.topology.virtual_host import VirtualHost
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,11 @@ class Later:
         """There is an exchange to publish to."""
         worker = self._workers.get(vhost)
         return worker is not None and not worker.gone
+
+    def under_way(self, home: QueuePartition) -> int:
+        """How many messages that a home gave out are not known to be published."""
+        queues = [vhost.queues[NAME] for vhost in self._broker.topology.vhosts.values() if NAME in vhost.queues]
+        return sum(queue.outstanding for queue in queues if queue.partition is home)
 
     async def make_ready(self, vhost: str) -> None:
         """Have the exchange and its queue. Raises BrokerError."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -64,14 +65,18 @@ class Releaser:
         if topic is None:
             self._later(lambda: self._settle(first_id, last_id, Outcome.ACK), 0)
             return
+        ends: dict[PartitionLog, int] = {}
+        index = start
         try:
-            ends: dict[PartitionLog, int] = {}
             for index in range(start, stop):
                 log, end = self._append(topic.partitions[int(slab.key_of(index))], slab.bodies[index])
                 ends[log] = end
         except (LogError, BrokerError, LookupError, ValueError) as error:
             logger.warning("records of topic %s wait: %s", self._topic, error)
-            self._later(lambda: self._settle(first_id, last_id, Outcome.REQUEUE), _RETRY_S)
+            stop = index
+            self._later(partial(self._settle, first_id + stop - start, last_id, Outcome.REQUEUE), _RETRY_S)
+            last_id = first_id + stop - start - 1
+        if not ends:
             return
 
         def done(error: StorageUnavailable | None) -> None:

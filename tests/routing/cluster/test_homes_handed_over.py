@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from core_log.record_batch import BatchBuilder, validate
 from core_log.replication.leader import Leader
 from core_log.replication.state import Change
 from routing.cluster.clients.transaction_effects import Target
 from routing.cluster.metadata.log_names import TRANSACTIONS, log_of_kind
 from routing.republishing.dead_letters import _Flight
+from routing.republishing.later import NAME as LATER
+from routing.republishing.later import _Worker
+from routing.republishing.parked_records import Releaser
+from routing.topics.topic_partition import TopicPartition
+from routing.topology.parked import DELAYED_PREFIX
+from tests.core_log.helpers import read_all
+from tests.routing.cluster.test_topics_handed_over import led
 from tests.routing.harness import Client
 from tests.support.home_cluster import Member, Mesh, mesh, until
 
@@ -67,6 +76,57 @@ async def test_who_hands_over_waits_for_dead_letters_that_are_under_way(home: in
             await until(lambda: leader.count("dead"))
             found += [body for body, _ in await leader.drain("dead")]
         assert found == ["0", "1", "2", "last"]
+
+
+async def park(topic_at: Member, partition: TopicPartition) -> None:
+    builder = BatchBuilder(0, 0, 1_000)
+    builder.add(0, None, b"x", [("x-delay", b"1")])
+    data = builder.build()
+    await topic_at.broker.delayed.park(partition, [validate(data)], [data])
+
+
+@pytest.mark.parametrize("kind", [Releaser, _Worker], ids=["to a topic", "to an exchange"])
+async def test_who_hands_over_waits_for_what_is_due_and_under_way(
+    kind: type[Releaser] | type[_Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would know that it has been published, and the next leader would have it published again."""
+    async with mesh(serve_each_other=True) as brokers:
+        topic_at, partition = await led(brokers, **{"millrace.delay.enable": "true"})
+        client = topic_at.client()
+        await topic_at.queue("due")
+        await topic_at.bind("amq.topic", "due", "#")
+        await topic_at.broker.later.make_ready("/")
+        name = LATER if kind is _Worker else f"{DELAYED_PREFIX}t"
+        settle, held = kind._settle, list[partial[None]]()
+        monkeypatch.setattr(kind, "_settle", lambda *arguments: held.append(partial(settle, *arguments)))
+        if kind is _Worker:
+            await client.publish_safely("k", "x", exchange=LATER)
+        else:
+            await park(topic_at, partition)
+        await until(lambda: held)
+        index = topic_at.broker.topology.queues[name].partition.index
+        leader = await brokers.settled(index)
+        role = leader.part.role_of(f"home-{index}")
+        assert role is not None
+        await leader.one.members.update(draining=True)
+        await until(lambda: role.closed_until_s is not None)
+        await trio.sleep(0.1)
+        assert leader.leads(index)
+        monkeypatch.undo()
+        for each in held:
+            each()
+        for member in brokers.members.values():
+            member.turn()
+        await until(lambda: not leader.leads(index))
+        await leader.one.members.update(draining=False)
+        leader = await brokers.settled(index)
+        await until(lambda: not leader.count(name) and not leader.broker.topology.queues[name].outstanding)
+        if kind is _Worker:
+            at = await brokers.settled(leader.broker.topology.queues["due"].partition.index)
+            await until(lambda: at.count("due"))
+            assert [body for body, _ in await at.drain("due")] == ["x"]
+        else:
+            assert [value for _, value in read_all(partition.log)] == [b"x"]
 
 
 async def test_a_transaction_is_not_put_into_what_is_being_handed_over() -> None:

@@ -11,9 +11,13 @@ from trio.testing import MockClock
 from core_log.batch_header import HEADER_BYTES, encode_batch, parse_header, validate
 from core_log.errors import InvalidRecord
 from core_log.memory_files import MemoryFiles
+from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, iterate_records
+from routing.errors import StorageUnavailable
+from routing.republishing import parked_records
 from routing.republishing.delayed_records import divide
 from routing.topics.offset_store import Committed
+from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import Engine, engine, killed, passing
 
 QUEUE = "millrace.delayed.t"
@@ -136,6 +140,29 @@ async def test_a_batch_of_which_everything_waits_leaves_its_place_and_numbers(cl
     async with engine(crashed) as running:
         assert values(running) == [b"v0"]
         await become(running, clock, [b"v0", b"v0", b"v1"])
+
+
+async def test_what_a_topic_refuses_is_all_that_is_appended_again(
+    clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, left = parked_records.append_anywhere, [2]
+
+    def refuses(partition: TopicPartition, data: bytes) -> tuple[PartitionLog, int]:
+        left[0] -= 1
+        if left[0] < 0:
+            raise StorageUnavailable("for now")
+        return append(partition, data)
+
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config={"millrace.delay.enable": "true"})
+        await produce(running, batch(*["5000"] * 5))
+        monkeypatch.setattr(parked_records, "append_anywhere", refuses)
+        await become(running, clock, [b"v0", b"v1"])
+        monkeypatch.undo()
+        await become(running, clock, [b"v0", b"v1", b"v2", b"v3", b"v4"])
+        queue = running.broker.topology.queues[QUEUE]
+        await running.until(lambda: not queue.outstanding)
+        assert running.count(QUEUE) == 0
 
 
 @pytest.mark.parametrize("delays", [(None, "70"), ("70", "80")])
