@@ -5,7 +5,8 @@
 2. Hashes stand in tables (open addressing, 8 bytes a place, at most half full), a new one every quarter of the window
    or when the last is full. A table goes as a whole: an id is remembered for the window, and a quarter longer at most.
 3. Memory is bounded by `ids_max`: beyond it the oldest table goes early.
-4. A row of publishes is looked up as one; twice the same id within a row counts as well.
+4. A row of publishes is looked up as one, table by table; twice the same id within a row counts as well.
+5. A small table that is full goes into the next one: few tables are looked at, and no merging takes long.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from hashlib import blake2b
 
 _TABLES_A_WINDOW = 4
 _PLACES_MIN, _PLACES_MAX = 1 << 8, 1 << 20
+_MERGED_MAX = 1 << 13
+"""About a millisecond."""
 
 
 def hashes_of(ids: Iterable[bytes | None]) -> array[int]:
@@ -42,17 +45,31 @@ class _Table:
         self.since_ms = self.until_ms = now_ms
 
     @property
-    def full(self) -> bool:
-        return self.count * 2 > self.mask
+    def room(self) -> int:
+        return (self.mask + 1 >> 1) - self.count
 
-    def add(self, value: int) -> None:
-        """Add a hash that is not there."""
+    def add(self, values: Sequence[int]) -> None:
+        """Add hashes that are not there, none of which is 0, and for which there is room."""
         places, mask = self.places, self.mask
-        at = value & mask
-        while places[at]:
-            at = at + 1 & mask
-        places[at] = value
-        self.count += 1
+        for value in values:
+            at = value & mask
+            while places[at]:
+                at = at + 1 & mask
+            places[at] = value
+        self.count += len(values)
+
+    def known(self, values: Sequence[int]) -> list[int]:
+        """Those of these hashes that are there."""
+        places, mask = self.places, self.mask
+        known = []
+        for value in [value for value in values if places[value & mask]]:
+            at = value & mask
+            while found := places[at]:
+                if found == value:
+                    known.append(value)
+                    break
+                at = at + 1 & mask
+        return known
 
 
 class SeenIds:
@@ -76,47 +93,55 @@ class SeenIds:
         while tables and tables[0].until_ms + self.window_ms <= now_ms:
             del tables[0]
 
-    def admit(self, hashes: Sequence[int], now_ms: int) -> list[bool]:
+    def admit(self, hashes: Iterable[int], now_ms: int) -> list[bool]:
         """For each message whether it is new; new ones are known from now on. Hash 0 is always new."""
         self.expire(now_ms)
-        return self._admit(hashes, now_ms)
+        return self._admit(list(hashes), now_ms)
 
-    def _admit(self, hashes: Sequence[int], now_ms: int) -> list[bool]:
-        fresh, knows, table = [], self.knows, None
-        for value in hashes:
-            is_new = not value or not knows(value)
+    def _admit(self, values: list[int], now_ms: int) -> list[bool]:
+        known = self.known(values)
+        if not known and 0 not in values and len(set(values)) == len(values):
+            self._add(values, now_ms)
+            return [True] * len(values)
+        fresh, new = [], []
+        for value in values:
+            is_new = value not in known
             fresh.append(is_new)
             if value and is_new:
-                if table is None or table.full:
-                    table = self._table(now_ms)
-                table.add(value)
+                known.add(value)
+                new.append(value)
+        self._add(new, now_ms)
         return fresh
 
-    def knows(self, value: int) -> bool:
-        """Whether this hash is remembered. `expire` says what is too old."""
-        for table in self._tables:
-            places = table.places
-            at = value & table.mask
-            if found := places[at]:
-                mask = table.mask
-                while found:
-                    if found == value:
-                        return True
-                    at = at + 1 & mask
-                    found = places[at]
-        return False
+    def known(self, values: Sequence[int]) -> set[int]:
+        """Which of these hashes are remembered. `expire` says what is too old."""
+        return {value for table in self._tables for value in table.known(values)}
+
+    def _add(self, values: list[int], now_ms: int) -> None:
+        start = 0
+        while start < len(values):
+            table = self._table(now_ms)
+            stop = start + table.room
+            table.add(values[start:stop])
+            start = stop
 
     def _table(self, now_ms: int) -> _Table:
-        """The table for what is seen now."""
+        """The table for what is seen now, which has room."""
         tables = self._tables
         last = tables[-1] if tables else None
-        if last is None or last.full or now_ms - last.since_ms >= self.window_ms / _TABLES_A_WINDOW:
+        is_over = last is not None and now_ms - last.since_ms >= self.window_ms / _TABLES_A_WINDOW
+        if last is None or is_over or last.room <= 0:
             while tables and len(self) >= self._ids_max:
                 del tables[0]
-            places = _PLACES_MIN if last is None else 4 * last.count if last.full else 2 * last.count
+            places = _PLACES_MIN if last is None else 2 * last.count if last.room > 0 else 4 * last.count
             places = min(max(1 << places.bit_length(), _PLACES_MIN), _PLACES_MAX)
-            last = _Table(places, now_ms)
-            tables.append(last)
+            table = _Table(places, now_ms)
+            if tables and not is_over and tables[-1].count <= _MERGED_MAX:
+                small = tables.pop()
+                table.since_ms = small.since_ms
+                table.add([value for value in small.places if value])
+            tables.append(table)
+            last = table
         last.until_ms = max(last.until_ms, now_ms)
         return last
 
@@ -128,8 +153,7 @@ class SeenIds:
                 kept = [value for value in table.places if value and value not in gone]
                 table.places = array("Q", bytes(8 * (table.mask + 1)))
                 table.count = 0
-                for value in kept:
-                    table.add(value)
+                table.add(kept)
 
     def dump(self, now_ms: int) -> Iterator[tuple[int, bool, bytes]]:
         """What is remembered, for `restore`: until when each lot was seen, that it is a table, and its places."""
@@ -151,7 +175,7 @@ class SeenIds:
                 table.since_ms = seen_ms - self.window_ms  # takes no others, whose time would become its own
                 self._tables.append(table)
             else:
-                self._admit(hashes, seen_ms)
+                self._admit(list(hashes), seen_ms)
 
 
 SETTINGS = ""

@@ -65,9 +65,10 @@ class _Ids:
             return seen.admit(hashes, now_ms)
         seen.expire(now_ms)
         mine = self._in_transactions.setdefault(header.producer_id, set())
+        known = seen.known(hashes)
         fresh = []
         for value in hashes:
-            is_new = not value or not (value in mine or seen.knows(value))
+            is_new = not value or not (value in mine or value in known)
             fresh.append(is_new)
             if is_new and value and len(mine) < self._pending_max:
                 mine.add(value)
