@@ -15,7 +15,8 @@
    much waits for him is not silent as long as he takes something of that, however slowly.
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
-   the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
+   the engine, then the peer gets `close_linger_ms` to take the last bytes and close. Of thousands that end at once
+   `_ENDS_AT_ONCE` do so in a round of the event loop, and others have their turns in between.
 6. With TLS a read is decrypted as a whole before the adapter gets it, and a WebSocket's frames are taken off it; the
    handshakes of both were done before (`gateway.tls`, `gateway.websocket`).
 """
@@ -49,6 +50,8 @@ log = structlog.get_logger(__name__)
 _LATE_S = 0.25
 _READ_FIRST_S = 0.1
 _LOOK_AGAIN_S = 1.0
+_ENDS_AT_ONCE = 16
+"""Each takes a tenth of a millisecond or two, with what the engine is given back."""
 
 MakeAdapter = Callable[[SocketOutbox, str, str | None], Adapter]
 """Makes the adapter of a new connection from its outbox, the address of the peer, and what its certificate calls it."""
@@ -78,6 +81,8 @@ class Shell:
         self.connections: set[Connection] = set()
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
+        self.ends = trio.Semaphore(_ENDS_AT_ONCE)
+        """For whoever ends."""
         self.little_first = little_first
         """Who needs little of the broker's time reads before the others."""
         self.blocked = False
@@ -174,7 +179,8 @@ class Connection:
                 self._shell.readers.add(self._socket, self)
                 await self._over.wait()
             self._shell.readers.remove(self._socket)
-            self._lose()
+            async with self._shell.ends:
+                self._lose()
             if not self._failed:
                 await self._linger()
         except Exception as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
 from gateway.config import Limits
+from gateway.connection import _ENDS_AT_ONCE
 from protocols.sansio import Outbox
 from routing.queues.homes.cold_reads import ColdReads
 from tests.gateway.shell import EchoAdapter, open_door, receive_all, receive_exactly, until
@@ -80,6 +82,37 @@ async def test_a_reset_is_an_end_of_stream() -> None:
         await until(lambda: adapter.lost)
         assert adapter.reads == [b""]
         assert adapter.lost == 1
+
+
+class Rounds(trio.abc.Instrument):
+    """Counts the rounds of the event loop."""
+
+    count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+async def test_of_many_that_end_at_once_a_few_do_so_in_each_round_of_the_event_loop() -> None:
+    rounds, number = Rounds(), 10 * _ENDS_AT_ONCE
+    lost_in: Counter[int] = Counter()
+
+    class Ends(EchoAdapter):
+        def connection_lost(self) -> None:
+            super().connection_lost()
+            lost_in[rounds.count] += 1
+
+    trio.lowlevel.add_instrument(rounds)
+    async with open_door(Ends) as door:
+        clients = [await door.connect() for _ in range(number)]
+        await door.adapter(count=number)
+        for client in clients:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.socket.close()
+        await until(lambda: not door.shell.connections)
+        assert all((adapter.reads, adapter.lost) == ([b""], 1) for adapter in door.adapters)
+    trio.lowlevel.remove_instrument(rounds)
+    assert max(lost_in.values()) <= _ENDS_AT_ONCE
 
 
 async def test_a_closed_adapter_ends_the_connection_after_its_last_bytes() -> None:
