@@ -23,6 +23,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from routing.groups.agreement import Agreement
 from routing.groups.assigned import assigned, subscribed
 from routing.groups.errors import (
     FencedInstance,
@@ -73,6 +74,7 @@ class Group:
         self.members: dict[str, Member] = {}
         self.departed: Counter[Partition] = Counter()
         """How often a member that had a partition has gone, or another process has taken its place."""
+        self._agreement = Agreement()
         self._timer = timer
         self._initial_delay_ms = initial_delay_ms
         self._members_max = members_max
@@ -95,7 +97,7 @@ class Group:
             answer(Joined(error, member_id=getattr(error, "member_id", joining.member_id)))
 
     def _join(self, joining: Joining, answer: Callable[[Joined], None]) -> None:
-        self._require_common(joining)
+        self._agreement.require(joining, self.name, self.protocol_type, self.members.values())
         instance, member_id = joining.instance_id, joining.member_id
         if not member_id:
             if instance is not None and instance in self._instances:
@@ -119,6 +121,7 @@ class Group:
         same = list(member.joining.protocols) == list(joining.protocols)
         stays = self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)
         member.joining = joining._replace(instance_id=member.joining.instance_id)  # it stays the one that it was
+        self._agreement.joins(joining)
         if same and stays:
             answer(self._answer_of(member))  # its answer was lost
             self._heard_of(member)
@@ -130,6 +133,7 @@ class Group:
 
     def _add(self, member_id: str, joining: Joining, answer: Callable[[Joined], None]) -> None:
         member = self.members[member_id] = Member(member_id, joining)
+        self._agreement.joins(joining)
         self.protocol_type = joining.protocol_type
         if joining.instance_id is not None:
             self._instances[joining.instance_id] = member_id
@@ -151,6 +155,7 @@ class Group:
         new_id = f"{instance}-{secrets.token_hex(16)}"
         leader = self.leader
         member = Member(new_id, joining)
+        self._agreement.joins(joining)
         member.assignment = before.assignment
         self.departed.update(assigned(before.assignment))
         # In its place: the order of members is that of joining.
@@ -188,20 +193,6 @@ class Group:
             member.join(Joined(UnknownMember("joined again"), member_id=member.id))
         self._forget_session(member)
         member.join = answer
-
-    def _require_common(self, joining: Joining) -> None:
-        """Raises InconsistentProtocol."""
-        others = [member for member in self.members.values() if member.id != joining.member_id]
-        if joining.instance_id is not None:
-            others = [member for member in others if member.joining.instance_id != joining.instance_id]
-        if not joining.protocols or not joining.protocol_type:
-            raise InconsistentProtocol("a member has to say how partitions can be divided")
-        if not others:
-            return
-        mine = {name for name, _ in joining.protocols}
-        common = mine.intersection(*({name for name, _ in one.joining.protocols} for one in others))
-        if joining.protocol_type != self.protocol_type or not common:
-            raise InconsistentProtocol(f"the members of group '{self.name}' have no way to divide partitions in common")
 
     # ---- a new generation
 
@@ -454,6 +445,7 @@ class Group:
 
     def restored(self) -> None:
         """Members and generation were read back: everybody has a session's time to be heard of."""
+        self._agreement.forget()
         if self.members:
             self.state = State.STABLE
         for member in self.members.values():

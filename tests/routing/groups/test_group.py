@@ -256,6 +256,35 @@ def test_who_cannot_divide_as_the_others_is_refused(group: Group, timers: Timers
     assert [metadata for _, _, metadata in one.last.members] == [b"", b"2", b"2"]
 
 
+def test_members_may_change_to_another_way_one_by_one(group: Group, timers: Timers) -> None:
+    clients = [Client(group, f"c{number}") for number in range(3)]
+    settled(group, timers, *clients)
+    late = Client(group, protocols=[("sticky", b"")])
+    assert late.join().wrong is InconsistentProtocol
+    for client in clients:
+        client.protocols = [("sticky", b""), ("range", b"")]
+        assert late.join().wrong is InconsistentProtocol
+        client.join()
+    for client in (late, *clients):
+        client.join()
+    assert {client.last.protocol for client in (*clients, late)} == {"sticky"}
+    assert Client(group).join().wrong is InconsistentProtocol
+
+
+def test_who_joins_does_not_have_all_others_looked_at(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, looked = Group("g", timers, initial_delay_ms=DELAY_MS), 0
+
+    def ways(joining: Joining) -> set[str]:
+        nonlocal looked
+        looked += 1
+        return {name for name, _ in joining.protocols}
+
+    monkeypatch.setattr("routing.groups.agreement._ways", ways)
+    for number in range(200):
+        Client(group, f"c{number}").join()
+    assert looked <= 3 * 200
+
+
 def test_a_group_has_so_many_members(timers: Timers) -> None:
     group = Group("g", timers, initial_delay_ms=0, members_max=2)
     Client(group).join()
