@@ -43,8 +43,8 @@ INNER_ROOMS = {
 """Folders within a folder, and which of the modules beside one know it; types apart."""
 
 ROUTING_BASE = {
-    "commits", "config", "errors", "facts", "key_patterns", "message", "name_rules", "property_editors", "runs",
-    "seen_ids",
+    "bites", "commits", "config", "errors", "facts", "key_patterns", "message", "name_rules", "property_editors",
+    "runs", "seen_ids",
 }  # fmt: skip
 
 THE_COMMAND = ("millrace/__main__.py", "gateway.cli.main")

@@ -364,11 +364,12 @@ class TopicControl:
                 finally:
                     if name in self.topology.topics:
                         directories.forget_deletion(files, places)
-                with trio.CancelScope(shield=True):  # else `close` would block for it, and everybody would wait
+                # Done whole, whoever asked for it; and `close` of what is not drained would block, and everybody wait.
+                with trio.CancelScope(shield=True):
                     for partition in topic.partitions:
                         await self._broker.flusher.drain(partition.log)
-                self._close(topic.partitions)
-                self._broker.offsets.forget_topic(name)
+                    self._close(topic.partitions)
+                    await self._broker.offsets.forget_topic_in_bites(name)
             await directories.remove_later(files, places, noted=True)  # it is deleted, whatever becomes of its files
         finally:
             self._changing.discard(name)

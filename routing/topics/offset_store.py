@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgpack
 
 from core_log.errors import LogUnavailable
 from core_log.keyed_store import KeyedStore
+from routing.bites import bites
 from routing.errors import StorageUnavailable
 from routing.topics.pending_offsets import Committed as Committed
 from routing.topics.pending_offsets import Partition as Partition
@@ -46,6 +48,8 @@ class _Entry(NamedTuple):
         return Committed(self.offset, self.note, self.leader_epoch)
 
 
+_GROUPS_AT_ONCE = 20
+"""That forget a topic: each may have come somewhere in many partitions."""
 _KEY_PARTS = 3
 """group, topic and partition: the key of an offset. Other records of the log are about groups (`routing/groups`)."""
 Puts = Sequence[tuple[bytes, bytes | None]]
@@ -217,11 +221,27 @@ class OffsetStore:
 
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: nobody has come anywhere in it."""
-        for group, known in list(self._groups.items()):
-            gone = [partition for partition in known if partition[0] == name]
-            if gone:
-                self._store.put_all([(_key(group, partition), None) for partition in gone])
-                self._drop(group, gone)
+        self._forget_in(name, list(self._groups))
+        self._forget_pending(name)
+
+    async def forget_topic_in_bites(self, name: str) -> None:
+        """The same for who can wait, and sees to it that nobody makes such a topic meanwhile. It is durable when this
+        returns, unless the disk refuses; then later. Raises LogUnavailable when nothing can be written at all.
+        """
+        groups = list(self._groups)
+        async for at in bites(range(0, len(groups), _GROUPS_AT_ONCE)):
+            self._forget_in(name, groups[at : at + _GROUPS_AT_ONCE])
+        self._forget_pending(name)
+        with suppress(LogUnavailable):
+            await self._store.commit()
+
+    def _forget_in(self, name: str, groups: Iterable[str]) -> None:
+        gone = {group: [place for place in self._groups.get(group, ()) if place[0] == name] for group in groups}
+        self._store.put_all([(_key(group, place), None) for group, places in gone.items() for place in places])
+        for group, places in gone.items():
+            self._drop(group, places)
+
+    def _forget_pending(self, name: str) -> None:
         for key in list(self.pending.forget_topic(name)):
             self._store.put(key, None)
 

@@ -224,3 +224,9 @@ class ReplicatedOffsets:
         for part in self._stores.parts.values():
             if part.store is not None:
                 part.store.forget_topic(name)
+
+    async def forget_topic_in_bites(self, name: str) -> None:
+        """The same for who can wait, and sees to it that nobody makes such a topic meanwhile."""
+        for part in list(self._stores.parts.values()):
+            if part.store is not None:
+                await part.store.forget_topic_in_bites(name)

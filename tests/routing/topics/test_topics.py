@@ -13,7 +13,7 @@ from core_log.batch_header import parse_header
 from core_log.compression import Compression
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
-from routing.errors import NotFound, PreconditionFailed
+from routing.errors import AlreadyExists, NotFound, PreconditionFailed
 from routing.message import Slab
 from routing.topics.offset_store import Committed
 from routing.topics.topic_partition import TopicPartition
@@ -155,6 +155,30 @@ async def test_topics_come_back_and_deleted_ones_do_not() -> None:
             client = running.client()
             await client.publish_safely("k", "three", exchange="amq.fanout")
             await running.broker.unbind("topic", "kept", "amq.fanout", "")
+
+
+async def test_many_groups_forget_a_topic_in_bites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("routing.bites.BITE_S", 0)
+    seen = []
+    async with engine(MemoryFiles()) as running, trio.open_nursery() as nursery:
+        broker = running.broker
+        await broker.create_topic("gone")
+        for number in range(100):
+            await broker.offsets.commit(f"g{number}", {("gone", 0): Committed(1)})
+
+        async def look() -> None:
+            while True:
+                seen.append(len(broker.offsets.groups))
+                if 0 < seen[-1] < 100:
+                    with pytest.raises(AlreadyExists):
+                        await broker.create_topic("gone")
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(look)
+        await broker.delete_topic("gone")
+        nursery.cancel_scope.cancel()
+        assert broker.offsets.groups == []
+    assert len(set(seen)) > 3
 
 
 async def test_a_topic_created_again_begins_empty() -> None:
