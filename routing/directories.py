@@ -97,15 +97,19 @@ def make_places(files: Files, directories: Iterable[str]) -> None:
         files.make_directory(directory)
 
 
-def tidy_topics(files: Files, known: Collection[str]) -> None:
-    """At a start: finish deletions, and set aside what is not among the `known` directories. Raises OSError."""
+def tidy_topics(files: Files, known: Collection[str]) -> set[str]:
+    """At a start: finish deletions, and set aside what is not among the `known` directories. The topics whose deletion
+    was not finished. Raises OSError.
+    """
     noted = [f"{TOPICS}/{name}" for name in files.list(_DELETING)]
+    gone = [directory for directory in noted if directory not in known]
     if noted:
         forget_deletion(files, [directory for directory in noted if directory in known])
-        remove_noted(files, [directory for directory in noted if directory not in known])
+        remove_noted(files, gone)
     for name in files.list(TOPICS):
         if f"{TOPICS}/{name}" not in known and not _is_empty(files, f"{TOPICS}/{name}"):
             _set_aside_if_room(files, f"{TOPICS}/{name}")
+    return {directory.removeprefix(f"{TOPICS}/").rpartition("-")[0] for directory in gone}
 
 
 def _note(directory: str) -> str:

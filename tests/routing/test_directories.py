@@ -107,6 +107,8 @@ async def test_a_deletion_that_a_crash_interrupted_is_finished() -> None:
     pictures: list[MemoryFiles] = []
     async with engine(files) as running:
         await fill(running, "gone", "stays")
+        for number in range(100):
+            await running.broker.offsets.commit(f"g{number}", {("gone", 1): Committed(1), ("stays", 1): Committed(1)})
         files.hook = lambda operation, path: pictures.append(killed(disk))
         await running.broker.delete_topic("gone")
         files.hook = None
@@ -115,6 +117,10 @@ async def test_a_deletion_that_a_crash_interrupted_is_finished() -> None:
         async with engine(picture) as running:
             assert b"stays" in content(running, "stays")
             deleted.append("gone" not in running.broker.topics)
+            come_to = {
+                topic for group in running.broker.offsets.groups for topic, _ in running.broker.offsets.known(group)
+            }
+            assert come_to == ({"stays"} if deleted[-1] else {"stays", "gone"})
             if not deleted[-1]:
                 assert b"gone" in content(running, "gone")
         assert picture.list("unknown") == []
