@@ -140,12 +140,17 @@ _HEADERS_KINDS = ("all", "any", "all-with-x", "any-with-x")
 class HeadersMatcher(Matcher):
     """Headers equal to the binding's arguments: `x-match` all (default), any, and the forms that count `x-` headers
     too.
+
+    A binding is looked at when a message has a header that it asks for: each of those of `any`, and of those of `all`
+    one, which the fewest others are found by.
     """
 
     varies = True
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._bindings: dict[Binding, tuple[bool, dict[str, Any]]] = {}
+        self._found_by: dict[Asked, dict[Binding, None]] = {}
+        """By a header that is asked for; those that ask for none by None."""
 
     @staticmethod
     def check(binding: Binding) -> None:
@@ -165,16 +170,39 @@ class HeadersMatcher(Matcher):
             for name, value in binding.arguments.items()
             if name != "x-match" and (with_x or not name.startswith("x-"))
         }
-        self._bindings[binding] = (kind.startswith("all"), wanted)
+        every = kind.startswith("all")
+        self._bindings[binding] = (every, wanted)
+        asked: list[Asked] = [(name, _indexed(value)) for name, value in wanted.items()]
+        if every:
+            asked = [min(asked, key=lambda one: len(self._found_by.get(one, ())), default=None)]
+        for one in asked:
+            self._found_by.setdefault(one, {})[binding] = None
 
     def remove(self, binding: Binding) -> None:
-        self._bindings.pop(binding, None)
+        _, wanted = self._bindings.pop(binding, (False, {}))
+        for one in (None, *((name, _indexed(value)) for name, value in wanted.items())):
+            found = self._found_by.get(one, {})
+            if found.pop(binding, self) is None and not found:
+                del self._found_by[one]
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
-        found = []
-        headers = neutral().headers
-        for binding, (every, wanted) in self._bindings.items():
-            hits = (name in headers and _same(value, headers[name]) for name, value in wanted.items())
-            if all(hits) if every else any(hits):
-                found.append(binding.destination)
+        found_by, headers = self._found_by, neutral().headers
+        found = [binding.destination for binding in found_by.get(None, ())]
+        for name, value in headers.items():
+            indexed = _indexed(value)
+            for asked in ((name, indexed), (name, None)) if indexed is not None else ((name, None),):
+                for binding in found_by.get(asked, ()):
+                    every, wanted = self._bindings[binding]
+                    hits = (name in headers and _same(value, headers[name]) for name, value in wanted.items())
+                    if all(hits) if every else any(hits):
+                        found.append(binding.destination)
         return found
+
+
+Asked = tuple[str, str | bytes | int | float | None] | None
+"""A header and the value that is asked for, as far as there is an index of them."""
+
+
+def _indexed(value: Any) -> str | bytes | int | float | None:
+    """The same for all values that may be `_same`. None: whatever the message has."""
+    return value if isinstance(value, (str, bytes, int, float)) else None

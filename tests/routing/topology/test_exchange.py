@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from routing.errors import PreconditionFailed
 from routing.message import NeutralProperties
+from routing.topology import matchers
 from routing.topology.binding import Binding, BindingsTo
 from routing.topology.exchange import Exchange
 
@@ -82,6 +84,49 @@ def test_headers(arguments: dict[str, Any], headers: dict[str, Any], matches: bo
     exchange = Exchange("e", "headers")
     exchange.add(binding("the key does not matter", arguments))
     assert names(exchange, "another", headers) == (["q"] if matches else [])
+
+
+def test_headers_that_many_bindings_ask_for() -> None:
+    """Any bindings lead where each of them would by itself, while they come and go."""
+    random_ = random.Random(7)
+    values: list[Any] = [1, True, 1.0, 0, False, "1", b"1", None, "two", Decimal(1), [1], {"b": 1}]
+
+    def some() -> dict[str, Any]:
+        return {name: random_.choice(values) for name in random_.sample(["a", "b", "c", "x-d"], random_.randint(0, 3))}
+
+    many = Exchange("e", "headers")
+    there: dict[str, tuple[Binding, Exchange]] = {}
+    for number in range(1000):
+        kind = random_.choice(["all", "any", "all-with-x", "any-with-x"])
+        one, alone = binding("", {"x-match": kind} | some(), to=f"q{number}"), Exchange("e", "headers")
+        for exchange in (many, alone):
+            exchange.add(one)
+        there[f"q{number}"] = one, alone
+        if len(there) > 50:
+            gone, _ = there.pop(random_.choice(list(there)))
+            many.remove(gone)
+        headers = some()
+        assert names(many, "", headers) == sorted(name for name, (_, one) in there.items() if names(one, "", headers))
+    for one, _ in there.values():
+        many.remove(one)
+    assert all(names(many, "", some()) == [] for _ in range(100))
+
+
+def test_headers_that_few_of_many_bindings_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, same = 0, matchers._same
+
+    def counting(wanted: Any, value: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return same(wanted, value)
+
+    monkeypatch.setattr(matchers, "_same", counting)
+    exchange = Exchange("e", "headers")
+    for number in range(1000):
+        exchange.add(binding("", {"kind": f"k{number % 3}", "number": number}, to=f"all{number}"))
+        exchange.add(binding("", {"x-match": "any", "number": number, "other": number}, to=f"any{number}"))
+    assert names(exchange, "", {"kind": "k1", "number": 4}) == ["all4", "any4"]
+    assert compared < 20
 
 
 @pytest.mark.parametrize("bad", ["ALL", "", 1, None, ["all"]])
