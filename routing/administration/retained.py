@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from core_log.threads import in_thread
 from routing.administration.operations import LOOKS, ROWS_MAX, operation, plain, table
 from routing.administration.shown import BODY_BYTES, shown_message
 from routing.commits import storage_errors
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from routing.kept.retained import Retained
 
 _CLEARED_AT_ONCE = 1000
+_ORDERED_AT_ONCE = 10_000
+"""Some milliseconds."""
 
 
 @operation("retained.list", tags=LOOKS)
@@ -33,15 +36,18 @@ async def list_retained(
     if broker.keeping is not None:
         found: dict[str, Any] = await broker.keeping.operate("list", name, pattern, limit, start)
         return found
-    return listed(broker.retained, name, pattern, limit, start)
+    return await listed(broker.retained, name, pattern, limit, start)
 
 
-def listed(retained: Retained, vhost: str, pattern: str, limit: int, start: int) -> dict[str, Any]:
-    """The table of `list_retained`."""
+async def listed(retained: Retained, vhost: str, pattern: str, limit: int, start: int) -> dict[str, Any]:
+    """The table of `list_retained`. A thread looks for the first of many: others have their turns meanwhile."""
     found = retained.matching(vhost, pattern, "mqtt")
     first = max(start, 0)
+    wanted = first + max(min(limit, ROWS_MAX), 0)
+    many = len(found) > _ORDERED_AT_ONCE
+    names = await in_thread(nsmallest, wanted, found) if many else nsmallest(wanted, found)
     rows = []
-    for name in nsmallest(first + max(min(limit, ROWS_MAX), 0), found)[first:]:
+    for name in names[first:]:
         value = retained.get(vhost, name)
         if value is not None:
             rows.append((name, len(value.body), value.properties.persistent, value.ends_at_ms))

@@ -362,7 +362,7 @@ class Keeping:
         led = await self._led_here()
         vhost, pattern = text(question.vhost), text(question.pattern)
         if question.name == "list":
-            return operations.listed(led.retained, vhost, pattern, question.limit, question.start)
+            return await operations.listed(led.retained, vhost, pattern, question.limit, question.start)
         if question.name == "forget":
             led.retained.forget(vhost)
             await led.committed()
