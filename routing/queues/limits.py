@@ -13,6 +13,9 @@ from routing.queues.death_history import MAXLEN
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
 
+_AT_ONCE_MAX = 50_000
+"""A limit that comes to a long queue drops no more in a turn; others have theirs in between."""
+
 
 def room(queue: Queue, bodies: Sequence[Sized]) -> tuple[int, int]:
     """How many messages a queue takes of these before it refuses some, and how many it refuses then: one that is too
@@ -43,18 +46,21 @@ def room(queue: Queue, bodies: Sequence[Sized]) -> tuple[int, int]:
 
 def enforce(queue: Queue) -> None:
     """Drop what is too much, the oldest of the lowest priority; not where publishers are refused: those who were not
-    keep what they have, whatever came back since.
+    keep what they have, whatever came back since. Of very many some go in this turn, and some in each of the next.
     """
     settings, sizes = queue.settings, queue.rules.sizes
     if settings.overflow != "drop-head":
         return
     dropped: list[int] = []
-    over = 0 if settings.max_length is None else queue.message_count - settings.max_length
+    over = 0 if settings.max_length is None else min(queue.message_count - settings.max_length, _AT_ONCE_MAX)
     while over > len(dropped) and _drop_oldest(queue, over - len(dropped), dropped):
         pass
     if sizes is not None and settings.max_length_bytes is not None:
-        while sizes.waiting_bytes > settings.max_length_bytes and _drop_oldest(queue, 1, dropped):
-            pass
+        while (over := sizes.waiting_bytes - settings.max_length_bytes) > 0 and len(dropped) < _AT_ONCE_MAX:
+            if not _drop_oldest(queue, _AT_ONCE_MAX - len(dropped), dropped, over):
+                break
+    if len(dropped) >= _AT_ONCE_MAX:
+        queue.host.at_ms(queue.host.now_ms(), queue.wake)
     if dropped:
         queue.gave_way += len(dropped)
         queue.host.gave_way(queue, len(dropped))
@@ -62,13 +68,16 @@ def enforce(queue: Queue) -> None:
         queue.bury(dropped, MAXLEN)
 
 
-def _drop_oldest(queue: Queue, most: int, dropped: list[int]) -> bool:
+def _drop_oldest(queue: Queue, most: int, dropped: list[int], over_bytes: int | None = None) -> bool:
+    """Of one run, at most so many, and no more than have `over_bytes`; whether there was anything."""
     line = queue.line if queue.levels is None else queue.levels.lowest()
     if queue.groups is not None and queue.groups.aside.count:
         line = queue.groups.aside
     first, count, _ = line.head()
     count = min(count, most)
     if count:
+        if over_bytes is not None and queue.rules.sizes is not None:
+            count = queue.rules.sizes.until(first, count, over_bytes)
         queue.rules.gone(first, count)
         line.take(count)
         dropped += range(first, first + count)

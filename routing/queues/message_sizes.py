@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from routing.queues.offset_set import Range
@@ -68,6 +69,24 @@ class MessageSizes:
             known += len(part)
             total += sum(part)
         return total + self._estimate * (count - known)
+
+    def until(self, first: int, count: int, wanted: int) -> int:
+        """How many of these messages, from the first on, have so many bytes together; all if they have fewer."""
+        firsts, at, end = self._firsts, first, first + count
+        for index in range(max(bisect_right(firsts, first) - 1, 0), len(firsts) + 1):
+            start = min(firsts[index], end) if index < len(firsts) else end
+            unknown = max(start - at, 0)
+            if unknown and self._estimate * unknown >= wanted:
+                return at - first + -(-wanted // self._estimate)
+            wanted, at = wanted - self._estimate * unknown, at + unknown
+            if at == end:
+                break
+            part = self._columns[index][at - start : end - start]
+            total = sum(part)
+            if total >= wanted:
+                return at - first + next(n for n, so_far in enumerate(accumulate(part), 1) if so_far >= wanted)
+            wanted, at = wanted - total, at + len(part)
+        return count
 
     def come(self, first: int, count: int) -> None:
         """Messages stand in line."""

@@ -192,6 +192,27 @@ async def test_what_stood_there_before_the_limit_came_counts_with_the_average() 
         assert await bodies_in(running, "q") == ["z" * 1500] * 6
 
 
+@pytest.mark.parametrize("definition", [{"max-length": 3}, {"max-length-bytes": 30}])
+async def test_a_limit_that_comes_to_a_long_queue_is_enforced_in_many_turns(
+    definition: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routing.queues.limits._AT_ONCE_MAX", 10)
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        await running.queue("dead")
+        client = running.client()
+        await client.publish_safely("q", *[f"{number:010}" for number in range(95)])
+        counts = []
+        running.broker.host.drops_seen.append(lambda queue, dropped: counts.append((dropped, queue.message_count)))
+        dead = {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
+        await running.broker.set_policy("short", "^q$", definition | dead, apply_to="queues")
+        running.turn()
+        await running.until(lambda: running.count("q") == 3 and running.count("dead") == 92)
+        assert counts == [(10, 95 - dropped) for dropped in range(10, 100, 10)] + [(2, 3)]
+        assert await bodies_in(running, "q") == [f"{number:010}" for number in range(92, 95)]
+        assert await bodies_in(running, "dead") == [f"{number:010}" for number in range(92)]
+
+
 # --- unused queues, consumers -----------------------------------------------------------
 
 
