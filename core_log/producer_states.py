@@ -71,6 +71,11 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def has_batch(self, producer_id: int) -> bool:
+        """Whether the batch that this producer sent last is known."""
+        producer = self._producers.get(producer_id)
+        return producer is not None and bool(producer.batches)
+
     def active(self) -> Iterator[ActiveProducer]:
         """All of them."""
         for key, producer in self._producers.items():

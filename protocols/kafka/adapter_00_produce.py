@@ -4,7 +4,8 @@
    epoch are the log's to put in, and the time where the topic says so (`core_log/admission.py`).
 2. acks=-1 is answered when the batch is committed on all that count, acks=1 when this broker's disk has it by the log's
    own rule, acks=0 not at all.
-3. An idempotent producer's batch that is there already is answered with where it lies (`core_log/producer_states.py`).
+3. An idempotent producer's batch that is there already is answered with where it lies (`core_log/producer_states.py`);
+   one that is out of order because the one before it was refused is refused as well (`adapter_refusals.py`).
 4. A batch of a transaction is taken if its partition was added to that before (`routing/log_transactions`).
 5. While publishers are blocked a batch is refused with a code that clients try again after.
 """
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
+from core_log.errors import OutOfOrderSequence
 from core_log.partition_log import PartitionLog
 from protocols.adapter_topics import know_producers
 from protocols.buffers import BytesLike
@@ -72,7 +74,13 @@ class Producing:
         if error is None:
             self.settle(index, ErrorCode.NONE, base_offset, log.log_start_offset)
         else:
+            self._note(index, code_of(error))
             self.settle(index, code_of(error), why=str(error))
+
+    def _note(self, index: int, code: ErrorCode) -> None:
+        """Batch `index` was appended and is refused: see `Refusals`."""
+        places = [(topic.name, one.index) for topic in self._replies for one in topic.partition_responses]
+        self._door.refusals.note(*places[index], code)
 
     def finish(self) -> None:
         """All are done."""
@@ -98,8 +106,10 @@ class Producing:
 
     def timed_out(self) -> None:
         """See `Deadlines`."""
-        for index in range(len(self._entries)):
-            self.settle(index, ErrorCode.REQUEST_TIMED_OUT)
+        for index, entry in enumerate(self._entries):
+            if "error_code" not in entry.__dict__:
+                self._note(index, ErrorCode.REQUEST_TIMED_OUT)
+                self.settle(index, ErrorCode.REQUEST_TIMED_OUT)
 
 
 @serves(PRODUCE, 3, 11, advertised_min=0)
@@ -141,6 +151,21 @@ async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tupl
     """Append one partition's batches of a request: where to, the first offset, the one behind the last, and the log's
     time if that is what counts. Raises KafkaError, BrokerError, LogError.
     """
+    try:
+        found = await _append(door, topic, asked, request)
+    except OutOfOrderSequence as error:
+        if not door.refusals.explain(topic, asked.index):
+            raise
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{error}: what came before it was refused") from None
+    except ENGINE_ERRORS as error:
+        door.refusals.note(topic, asked.index, code_of(error))
+        raise
+    door.refusals.forget(topic, asked.index)
+    return found
+
+
+async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int, int]:
+    """See `append`."""
     if door.broker.blocked is not None:
         # Refused, not left unread: the connection may fetch as well, and consumers never wait.
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"producers are blocked: {door.broker.blocked}")
@@ -164,6 +189,8 @@ async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tupl
     if partition.log.config.delays or partition.log.config.priority_group:
         batches = await door.broker.delayed.park(partition, headers, batches)
         partition = door.led(topic, asked.index)
+    if once and (topic, asked.index) in door.refusals:
+        await partition.require_known(headers[0])
     if transactional:
         check = _membership(door, partition, headers, request.transactional_id)
         return partition.log, *await partition.append_once(headers, batches, check), time_ms

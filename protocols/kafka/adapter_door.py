@@ -7,6 +7,7 @@ from typing import Any
 
 from protocols.adapter_topics import create_missing
 from protocols.deadlines import Deadlines
+from protocols.kafka.adapter_refusals import Refusals
 from protocols.kafka.codec import Entity
 from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import ErrorCode, KafkaError
@@ -70,6 +71,8 @@ class Door:
         self.fetch_sessions = fetch_sessions
         """Of all connections."""
         self.deadlines = Deadlines(broker.timers, clock)
+        self.refusals = Refusals()
+        """Of batches."""
         self.end: Callable[[], None]
         """Closes the connection when all is answered."""
 

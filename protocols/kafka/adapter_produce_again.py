@@ -177,6 +177,8 @@ class Again:
         door = self.door
         if door.broker.blocked is not None or not door.allows("write", self._topic):
             return None
+        if door.refusals and (self._topic, index) in door.refusals:
+            return None
         topic = door.broker.topics.get(self._topic)
         if topic is None or not 0 <= index < len(topic.partitions):
             return None
@@ -226,6 +228,10 @@ class Again:
             pack_into(found, at + base_at, base_offset)
             at += size
         return found
+
+    def note_refused(self, index: int, code: ErrorCode) -> None:
+        """What was appended is refused: see `Refusals`."""
+        self.door.refusals.note(self._topic, index, code)
 
     def refusals(self, heads: Sequence[bytes], index: int, code: ErrorCode, why: str | None) -> bytes:
         """That they are not."""
@@ -281,6 +287,7 @@ class _Sent:
 
     def _refuse(self, code: ErrorCode, why: str | None) -> None:
         self.ended = True
+        self._again.note_refused(self._index, code)
         self._again.door.deadlines.remove(self)
         self._waiting.send(self._again.refusals(self._heads, self._index, code, why))
 

@@ -181,6 +181,13 @@ class TopicPartition:
         except (OutOfOrderSequence, ProducerFenced):
             return False
 
+    async def require_known(self, header: BatchHeader) -> None:
+        """Raises OutOfOrderSequence if no batch is known of a producer that has had others before this one;
+        LogUnavailable.
+        """
+        if header.base_sequence > 0 and not (await self.producers.states()).has_batch(header.producer_id):
+            raise OutOfOrderSequence(f"sequence {header.base_sequence} of producer {header.producer_id} instead of 0")
+
     async def append_marker(self, marker: BytesLike, coordinator_epoch: int, check: Callable[[], None]) -> int:
         """Append the end of a producer's transaction; the offset behind it. `check` is called when nothing suspends any
         more, and raises if this is not led here. Raises as `append` does, and ProducerFenced, CoordinatorFenced.
