@@ -45,6 +45,16 @@ _ABBREVIATIONS = {
 }
 """Attribute types of a distinguished name as RFC 4514 writes them (section 3), and those RabbitMQ knows besides."""
 
+_OF_THIS_SIDE = (
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_UNKNOWN",
+    "BAD_CERTIFICATE",
+    "UNSUPPORTED_CERTIFICATE",
+    "UNKNOWN_CA",
+)
+"""Alerts by which a peer says what is wrong with the certificate that it was shown."""
+
 _SPECIAL = frozenset(',+"\\<>;')
 
 
@@ -340,9 +350,11 @@ def problem(config: Tls, error: Exception) -> str:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """What is wrong, as a part of a line."""
-    why = getattr(error, "verify_message", "")
-    return (error.reason or str(error)) + (f": {why}" if why else "")
+    """What is wrong, and with whose certificate, as a part of a line."""
+    reason, why = error.reason or str(error), getattr(error, "verify_message", "")
+    if "_ALERT_" in reason and reason.endswith(_OF_THIS_SIDE):
+        why = "the other side does not accept the certificate of this one"
+    return reason + (f": {why}" if why else "")
 
 
 async def handshake(
