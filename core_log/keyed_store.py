@@ -33,7 +33,7 @@ _SHARED_MAX = 4096
 
 
 class KeyedStore:
-    """See the module. The store is the only writer of its log."""
+    """See the module. The store is the only writer of its log, until `end`."""
 
     def __init__(self, log: PartitionLog) -> None:
         """Reads the whole log; blocks. Raises CorruptBatch, OSError."""
@@ -44,7 +44,7 @@ class KeyedStore:
         self._rewriting = False
         self._taken_back: dict[bytes, bytes | None] = {}
         """What keys were before puts that the log refused; written as soon as it takes writes again."""
-        log.listeners.append(self._log_advanced)
+        self._ended = False
         offset = log.log_start_offset
         while batches := log.read_blocking(offset, _READ_BYTES):
             for batch in batches:
@@ -82,6 +82,7 @@ class KeyedStore:
         Raises LogUnavailable, BatchTooLarge; then nothing has changed.
         """
         log = self.log
+        self._require_ours()
         if self._taken_back:
             again = dict(puts)
             puts = [*(item for item in self._taken_back.items() if item[0] not in again), *puts]
@@ -104,7 +105,7 @@ class KeyedStore:
             for key, value in puts[at : at + count]:
                 self._remember(key, value)
             at += count
-        self._taken_back.clear()
+        self._forget_taken_back()
         return log.log_end_offset
 
     async def change(
@@ -122,11 +123,31 @@ class KeyedStore:
         except LogUnavailable:
             for key, value in before.items():
                 self._remember(key, value)
-            self._taken_back |= before
+            self._take_back(before)
             raise
         with suppress(LogUnavailable):
             await self._drop_garbage()
         return before
+
+    def end(self) -> None:
+        """Others write the log from now on: this store does no more, nor what it was refused before."""
+        self._ended = True
+        self._forget_taken_back()
+
+    def _require_ours(self) -> None:
+        if self._ended:
+            raise LogUnavailable(f"{self.log.directory}: others write it now")
+
+    def _take_back(self, before: dict[bytes, bytes | None]) -> None:
+        if before and not self._ended:
+            if not self._taken_back:
+                self.log.listeners.append(self._log_advanced)
+            self._taken_back |= before
+
+    def _forget_taken_back(self) -> None:
+        if self._taken_back:
+            self._taken_back.clear()
+            self.log.listeners.remove(self._log_advanced)
 
     def _log_advanced(self, log: PartitionLog) -> None:
         if self._taken_back and log.error is None:
@@ -161,6 +182,7 @@ class KeyedStore:
                 self._rewriting = False
 
     async def _rewrite(self) -> None:
+        self._require_ours()
         log = self.log
         start = log.log_end_offset
         log.roll()
@@ -173,6 +195,7 @@ class KeyedStore:
                 log.append(builder.build())
                 if appended_bytes >= _REWRITTEN_AT_ONCE_BYTES:
                     await log.wait_committed(log.log_end_offset)
+                    self._require_ours()
                     appended_bytes = 0
                 builder = self._builder()
             value = self._values.get(key)
@@ -182,6 +205,7 @@ class KeyedStore:
         if builder.count:
             log.append(builder.build())
         await log.wait_committed(log.log_end_offset)
+        self._require_ours()
         log.delete_prefix(start)
 
     def _builder(self) -> BatchBuilder:

@@ -65,6 +65,28 @@ async def test_a_refused_change_is_taken_back_on_disk_too(flusher: LogFlusher) -
         assert dict(found.items()) == {b"a": b"old", b"b": b"kept", b"c": b"2"}
 
 
+async def test_a_store_whose_log_others_write_now_writes_nothing_of_what_was_refused(flusher: LogFlusher) -> None:
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, flusher=flusher)
+    store = KeyedStore(log)
+    await store.change([(b"a", b"old")])
+    files.failing["sync"] = 5
+    for number in range(2):
+        with pytest.raises(LogUnavailable):
+            await store.change([(b"a", b"%d" % number)])
+    store.end()
+    assert log.listeners == []
+    end = log.log_end_offset
+    files.failing.clear()
+    with trio.fail_after(10):
+        while log.error is not None:
+            await trio.sleep(0.001)
+        await log.wait_committed(end)
+    assert log.log_end_offset == end
+    with pytest.raises(LogUnavailable):
+        store.put(b"a", b"2")
+
+
 async def test_many_puts_are_all_or_none(flusher: LogFlusher) -> None:
     disk = MemoryFiles()
     store = KeyedStore(open_log(disk, LogConfig(message_bytes_max=1 << 20), flusher=flusher))

@@ -41,11 +41,16 @@ class LedStore(Generic[Store]):
         self.log = log
         self.role: Leader | None = None
         self.store: Store | None = None
+        self.keyed: KeyedStore | None = None
+        """What `store` is made of."""
         self._waiting: set[trio.CancelScope] = set()
 
     def over(self) -> None:
         """This broker leads it no more, or does anew."""
         self.role = self.store = None
+        if self.keyed is not None:
+            self.keyed.end()
+            self.keyed = None
         for scope in self._waiting:
             scope.cancel()
 
@@ -140,8 +145,10 @@ class LedStores(Generic[Store]):
             try:
                 with part.while_led():
                     await log.wait_committed(log.log_end_offset)
-                    store = self._read(await in_thread(KeyedStore, log))
+                    keyed = await in_thread(KeyedStore, log)
+                    store = self._read(keyed)
                     if part.role is role:
+                        part.keyed = keyed
                         if self.begun is not None:
                             self.begun(store)
                         part.store = store

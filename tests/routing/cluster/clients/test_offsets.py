@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
+from weakref import ref
 
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.metadata.log_names import offsets_log
@@ -35,3 +37,20 @@ async def test_what_is_noted_while_a_commit_is_under_way_is_one_more() -> None:
         noted = {PLACES[0]: Committed(98), PLACES[1]: Committed(99)}
         assert await offsets.fetch("g", PLACES) == noted
         assert commits == [{PLACES[0]: Committed(0)}, noted]
+
+
+async def test_a_store_is_forgotten_when_another_broker_leads_it() -> None:
+    async with mesh() as brokers:
+        log = offsets_log(0)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        leader = brokers.members[brokers.members[1].part.leader_of(log)[0]]
+        offsets = leader.broker.offsets
+        assert isinstance(offsets, ReplicatedOffsets)
+        part = offsets._stores.parts[0]
+        await until(lambda: part.store is not None)
+        store, keyed, listeners = ref(part.store), ref(part.store._store), len(part.log.listeners)
+        await leader.one.members.update(draining=True)
+        await until(lambda: part.store is None and brokers.members[1].part.leader_of(log)[0] not in (None, leader.me))
+        gc.collect()
+        assert (store(), keyed()) == (None, None)
+        assert len(part.log.listeners) <= listeners
