@@ -275,6 +275,13 @@ class Wills:
             logger.warning("the will for %s was not published: %s", will.routing_key, error)
             self._over([decision], published=True)
 
+    def close(self) -> None:
+        """Nothing is published any more, and nobody is told of what is under way."""
+        for timer in self._waiting.values():
+            timer.cancel()
+        for publisher in self._publishers.values():
+            publisher.close()
+
     def _over(self, decisions: list[Decision], *, published: bool) -> None:
         """These are safe, or are to be published once more."""
         if not published:
@@ -330,6 +337,10 @@ class _Publisher:
         """The virtual host is still the one that it was."""
         vhost = self._session.vhost
         return self._session.broker.topology.vhosts.get(vhost.name) is vhost
+
+    def close(self) -> None:
+        """See `Wills.close`."""
+        self._session.close()
 
     def publish(self, decision: Decision, avoided: frozenset[Home]) -> None:
         """Raises BrokerError."""

@@ -195,6 +195,7 @@ class Keeping:
         self.wills = SharedWills(self, (engine.cluster.broker_id, engine.forwarding.process))
         self.none = Retained(cast("KeyedStore", _NoStore()), broker.config, broker.clock.now_ms)
         self._stores = open_stores(self._read)
+        self._stores.ended = lambda store: store.wills.close()
         self._round: trio.Event | None = None
         """Set when all have answered who are being asked by rule 4."""
         self._next_round: trio.Event | None = None

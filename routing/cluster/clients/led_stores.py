@@ -83,6 +83,8 @@ class LedStores(Generic[Store]):
         self.parts: dict[int, LedStore[Store]] = {}
         self.begun: Callable[[Store], None] | None = None
         """Called when one is led here and has been read."""
+        self.ended: Callable[[Store], None] = lambda store: None
+        """Called when that is over."""
         self._kind = kind
         self._cluster = cluster
         self._settings = settings
@@ -107,7 +109,7 @@ class LedStores(Generic[Store]):
         cluster = self._cluster
         state, part = cluster.state_of(name), self.parts.get(number)
         if part is not None and state is not None and cluster.broker_id not in state.replicas:
-            part.over()
+            self._end(part)
             del self.parts[number]
             cluster.close_log(name)
             return
@@ -125,10 +127,16 @@ class LedStores(Generic[Store]):
             part = self.parts[number] = LedStore(number, log)
         role = cluster.role_of(name) if cluster.may_append(name) else None
         if role is not part.role:
-            part.over()
+            self._end(part)
             part.role = role
             if role is not None:
                 self._spawn(self._load, part, role)
+
+    def _end(self, part: LedStore[Store]) -> None:
+        store = part.store
+        part.over()
+        if store is not None:
+            self.ended(store)
 
     async def _look_again(self, number: int, name: str) -> None:
         await trio.sleep(_RETRY_S)

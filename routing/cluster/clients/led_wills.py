@@ -8,7 +8,7 @@
 3. What is decided is published under numbers (`Slab.once`) of this leadership's own: homes take it once, though another
    leader publishes it again. They are released when nobody does that any more. Queues that end with their broker know
    it by its title (`publishing/named.py`).
-4. `over` is the end of it: what is under way is the next leader's.
+4. `close` is the end of it: what is under way is the next leader's.
 """
 
 from __future__ import annotations

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import trio
 
+from routing.cluster.metadata.log_names import RETAINED, log_of_kind
 from routing.kept.wills import Decision, _Publisher
 from routing.message import Slab
 from routing.session import Session
 from tests.routing.kept.test_wills import will
 from tests.support.engine_node import EngineNode, town_of
+from tests.support.home_cluster import mesh, until
 
 EPOCHS = 0xFFFF0000
 
@@ -72,3 +77,26 @@ async def test_it_comes_once_to_queues_that_end_with_their_connection() -> None:
                 await trio.sleep(0.001)
         assert {me: one.got for me, one in subscribers.items()} == dict.fromkeys(subscribers, wanted)
         assert lasting.got == wanted
+
+
+async def test_who_publishes_them_is_forgotten_when_another_broker_leads_their_log() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one = next(iter(brokers.members.values())).part
+        log = log_of_kind(RETAINED, 0)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        leader = brokers.members[one.leader_of(log)[0]]
+        keeping = leader.broker.keeping
+        assert keeping is not None
+        await until(lambda: keeping.led is not None)
+        led = keeping.led
+        assert led is not None
+        sessions = len(leader.broker.sessions)
+        led.wills._publish(Decision(1, "/", "a", will(), {}, EPOCHS | 1))
+        assert len(leader.broker.sessions) == sessions + 1
+        forgotten = ref(led)
+        del led
+        await leader.one.members.update(draining=True)
+        await until(lambda: keeping.part is not None and keeping.part.store is None)
+        await until(lambda: one.leader_of(log)[0] not in (None, leader.me))
+        assert len(leader.broker.sessions) == sessions
+        await until(lambda: gc.collect() >= 0 and forgotten() is None)
