@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.consumer import Consumer
@@ -93,9 +93,11 @@ class PeerConsumer(Consumer):
 class Sink:
     """Where the session of a remote consumer delivers to."""
 
-    def __init__(self, link: ServedLink, number: int) -> None:
+    def __init__(self, link: ServedLink, number: int, over: Callable[[int], None]) -> None:
+        """`over` is called when the consumer is gone."""
         self._link = link
         self.number = number
+        self._over = over
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         assert isinstance(consumer, PeerConsumer)
@@ -124,6 +126,7 @@ class Sink:
         there = consumer.session.vhost.queues.get(queue.name)
         is_there = there is not None and isinstance(queue.arguments, dict) and getattr(queue, "id", -1) == there.id
         self._link.over(self.number, queue_is_gone=not is_there)
+        self._over(self.number)
 
     def writable(self) -> bool:
         return self._link.writable

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _LOST_FOR_S = 10.0
 """A queue that goes with its last consumer stays for so long when that one's link is lost."""
+_SAID_FOR_S = 5.0
+"""So long something may come yet about a consumer whose queue is gone, by who did not know that."""
 
 
 class ServedBroker:
@@ -297,7 +299,7 @@ class ServedBroker:
     def _session(self, number: int, queue: Queue) -> Session:
         found = self._sessions.get(number)
         if found is None:
-            sink = Sink(self.link, number)
+            sink = Sink(self.link, number, self._over)
             found = self._broker.session(sink, protocol="peer", owner=self, vhost=queue.vhost)
             self._sessions[number] = found
         return found
@@ -305,6 +307,15 @@ class ServedBroker:
     def _end_if_idle(self, number: int) -> None:
         session = self._sessions[number]
         if not session.consumers and not session.unsettled and number not in self._getting:
+            self.end(number)
+
+    def _over(self, number: int) -> None:
+        """The queue of a consumer is gone, or led elsewhere: its broker forgets the number when it hears of that."""
+        self._broker.timers.at(trio.current_time() + _SAID_FOR_S, partial(self._end_over, number))
+
+    def _end_over(self, number: int) -> None:
+        session = self._sessions.get(number)
+        if session is not None and not session.consumers and number not in self._getting:
             self.end(number)
 
     def end(self, number: int) -> None:

@@ -1,0 +1,57 @@
+"""Consumers of other brokers, as whoever leads their queue knows them."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from routing.cluster.clients import served_broker
+from routing.message import Slab
+from routing.session import Session
+from tests.routing.harness import PERSISTENT
+from tests.support.engine_node import EngineNode, town_of
+
+
+class Client:
+    """It counts what it is given."""
+
+    def __init__(self, node: EngineNode) -> None:
+        self.got = 0
+        self.session: Session = node.broker.session(self, protocol="amqp", owner=self)  # type: ignore[arg-type]
+
+    def deliver(self, consumer: object, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        self.got += stop - start
+
+    def cancelled(self, consumer: object) -> None:
+        pass
+
+    def writable(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("unsettled", [0, 3])
+@pytest.mark.parametrize("gone", ["deleted", "led elsewhere"])
+async def test_what_is_known_of_one_goes_with_its_queue(
+    gone: str, unsettled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_broker, "_SAID_FOR_S", 0.05)
+    async with town_of(1, 2, 3, stripes=1) as town:
+        leader, client = town.nodes[1].broker, Client(town.nodes[2])
+        await leader.declare_queue("q", durable=True)
+        await client.session.consume("q", tag="c", no_ack=False)
+        if unsettled:
+            Client(town.nodes[1]).session.publish(Slab("", "q", PERSISTENT, [b"x"] * unsettled))
+        leader.end_turn()
+        with trio.fail_after(10):
+            while client.got < unsettled:
+                await trio.sleep(0.001)
+            served = [one for one in leader.sessions if one.protocol == "peer"]
+            assert len(served) == 1
+            if gone == "deleted":
+                await leader.delete_queue("q")
+            else:
+                town.lead(0, 3)
+            while not served[0].closed:
+                await trio.sleep(0.001)
+        assert not served[0].unsettled
+        assert served[0] not in leader.sessions
