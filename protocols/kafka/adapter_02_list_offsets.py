@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from core_log.cold_reader import in_thread
@@ -26,20 +27,34 @@ _NOWHERE = (-1, -1, -1)
 
 @serves(LIST_OFFSETS, 0, 11)
 async def list_offsets(door: Door, call: Call, request: Entity) -> Entity:
-    """One partition after the other."""
+    """One partition after the other; what is named twice is refused once, except in version 0, as Kafka does."""
     topics = []
+    named: Counter[tuple[str, int]] = Counter()
+    if call.version:
+        async for topic in bites(request.topics):
+            named.update([(topic.name, one.partition_index) async for one in bites(topic.partitions)])
+    refused: set[tuple[str, int]] = set()
     async for topic in bites(request.topics):
         name, level = topic.name, request.isolation_level
-        found = [await _partition(door, call, name, one, level) async for one in bites(topic.partitions)]
+        found = []
+        async for one in bites(topic.partitions):
+            key = name, one.partition_index
+            if key in refused:
+                continue
+            if twice := named[key] > 1:
+                refused.add(key)
+            found.append(await _partition(door, call, name, one, level, twice=twice))
         topics.append(Entity(name=topic.name, partitions=found))
     return Entity(topics=topics)
 
 
-async def _partition(door: Door, call: Call, topic: str, asked: Entity, isolation_level: int) -> Entity:
+async def _partition(door: Door, call: Call, topic: str, asked: Entity, isolation_level: int, *, twice: bool) -> Entity:
     offset, timestamp, epoch = _NOWHERE
     code = ErrorCode.NONE
     try:
         door.require("read", topic)
+        if twice:
+            raise KafkaError(ErrorCode.INVALID_REQUEST)
         partition = door.led(topic, asked.partition_index, leader_epoch=asked.current_leader_epoch)
         offset, timestamp, epoch = await _found(partition, call.version, asked.timestamp)
         stable = partition.log.stable_offset

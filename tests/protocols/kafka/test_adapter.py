@@ -49,6 +49,7 @@ async def test_a_version_of_api_versions_that_nobody_knows_is_answered_in_the_fi
 
 
 _NAMES = [f"none-{number}" for number in range(10_000)]
+_PLACES = [Entity(partition_index=number, timestamp=-1) for number in range(10_000)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ _NAMES = [f"none-{number}" for number in range(10_000)]
     [
         (METADATA, 9, {"topics": [Entity(name=name) for name in _NAMES], "allow_auto_topic_creation": False}),
         (DESCRIBE_CONFIGS, 4, {"resources": [Entity(resource_type=2, resource_name=name) for name in _NAMES]}),
-        (LIST_OFFSETS, 7, {"topics": [Entity(name="t", partitions=[Entity(timestamp=-1)] * 10_000)]}),
+        (LIST_OFFSETS, 7, {"topics": [Entity(name="t", partitions=_PLACES)]}),
         (OFFSET_FETCH, 7, {"group_id": "g", "topics": [Entity(name=name, partition_indexes=[0]) for name in _NAMES]}),
         (OFFSET_FETCH, 8, {"groups": [Entity(group_id=name, topics=None) for name in _NAMES]}),
     ],
@@ -322,6 +323,19 @@ async def test_offsets_of_the_ends_and_of_times(version: int) -> None:
         for timestamp, found in times.items():
             assert await ask("t", timestamp) == (0, *found)[: 2 if version == 0 else 3]
         assert (await ask("none", -1))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_partition_whose_offsets_are_asked_for_twice_is_refused_once_and_others_are_told() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", partitions=2)
+        twice, other = [Entity(partition_index=number, timestamp=-1) for number in (0, 1)]
+        topics = [Entity(name="t", partitions=[twice, other, twice]), Entity(name="t", partitions=[twice])]
+        for version in range(1, 12):
+            reply = await Peer(broker).ask(LIST_OFFSETS, version, topics=topics)
+            found = [(one.partition_index, one.error_code) for topic in reply.topics for one in topic.partitions]
+            assert found == [(0, ErrorCode.INVALID_REQUEST), (1, 0)]
+        reply = await Peer(broker).ask(LIST_OFFSETS, 0, topics=topics)
+        assert [one.error_code for topic in reply.topics for one in topic.partitions] == [0] * 4
 
 
 # Users
