@@ -37,7 +37,7 @@ from routing.topics.stream_settings import (
     topic_name,
 )
 from routing.topics.topic import Topic
-from routing.topics.topic_config import FACTOR, Replication, log_config, normal, replication
+from routing.topics.topic_config import FACTOR, Replication, log_config, normal, replication, require_settable
 from routing.topics.topic_ids import new_id
 from routing.topics.topic_partition import TopicPartition
 from routing.topology import plans, topic_plans
@@ -98,6 +98,7 @@ class TopicControl:
             partitions = len(assignment)
             settings[FACTOR] = str(_factor_of(assignment))
         self._require_partitions(partitions)
+        require_settable(settings, {})
         log_config(ordered_splits.kept({}, settings), self.config)
         said = replication(settings)
         logs = self._broker.storage.topic_logs
@@ -322,6 +323,7 @@ class TopicControl:
         config = ordered_splits.kept(topic.config, change(normal(topic.config)))
         if config.get(FACTOR) != topic.config.get(FACTOR):
             raise InvalidConfig(f"topic config {FACTOR} is not altered: partitions are given other replicas")
+        require_settable(config, topic.config)
         log_config(config, self.config)
         said = self._replication(topic, config)
         if topic.is_stream:

@@ -123,6 +123,16 @@ def normal(config: Mapping[str, str]) -> dict[str, str]:
     return {name if one == short else one: value for one, value in config.items()}
 
 
+def require_settable(config: Mapping[str, str], had: Mapping[str, str]) -> None:
+    """Raises InvalidConfig for a new value that `log_config` takes only because catalogs may have it: brokers took it
+    once.
+    """
+    name = "compression.gzip.level"
+    text = config.get(name, "-1")
+    if text != had.get(name) and _integer(name, text, *NOTED[name]) == 0:
+        raise InvalidConfig(f"topic config {name}={text} is neither in [1, 9] nor -1")
+
+
 def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
     """The settings for a topic's partition logs. Raises InvalidConfig for an unknown name or a bad value."""
     settings: dict[str, object] = {

@@ -19,6 +19,8 @@ from protocols.kafka.messages_admin import (
 from protocols.kafka.messages_users import DESCRIBE_CLIENT_QUOTAS
 from routing.access.grants import Permission
 from routing.broker import Broker
+from routing.errors import InvalidConfig
+from routing.topology import topic_plans
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
 
 TOPIC, BROKER = 2, 4
@@ -225,6 +227,25 @@ async def test_settings_that_nobody_notices_are_kept_for_who_copies_a_topic() ->
             assert shown == kept
         assert (await change(peer, *((name, DELETE, None) for name in kept))).error_code == 0
         assert {name: one.value for name, one in (await settings(peer, "t")).items()} == usual
+
+
+async def test_a_level_of_gzip_that_catalogs_may_have_is_not_taken_and_bars_nothing_else() -> None:
+    files = MemoryFiles()
+    name = "compression.gzip.level"
+    async with kafka_broker(files) as broker:
+        await broker.create_topic("t")
+        with pytest.raises(InvalidConfig, match=r"compression.gzip.level=0 is neither in \[1, 9\] nor -1"):
+            await broker.create_topic("new", config={name: "0"})
+        peer = Peer(broker)
+        assert (await change(peer, (name, SET, "0"))).error_code == ErrorCode.INVALID_CONFIG
+        assert (await change(peer, (name, SET, "-1"))).error_code == 0
+        # As it was written once.
+        topic = broker.topics["t"]
+        await broker.topology.change(lambda: topic_plans.altered(broker.topology, topic, {**topic.config, name: "0"}))
+    async with kafka_broker(files) as broker:
+        peer = Peer(broker)
+        assert (await change(peer, ("retention.ms", SET, "1000"))).error_code == 0
+        assert (await settings(peer, "t"))[name].value == "0"
 
 
 async def test_what_is_altered_counts_at_once_and_after_a_restart() -> None:
