@@ -27,11 +27,11 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 def unexpired(log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
-    """These batches of a log without the records whose time is up."""
+    """These batches of a log without the records whose time is up, which are counted."""
     if not log.config.expires:
         return batches
     now_ms = log.wall_clock_ms()
-    return [_left(batch, now_ms) for batch in batches]
+    return [_left(log, batch, now_ms) for batch in batches]
 
 
 def require_deadlines(batch: BytesLike) -> None:
@@ -41,13 +41,17 @@ def require_deadlines(batch: BytesLike) -> None:
         _deadlines(data)
 
 
-def _left(batch: BytesLike, now_ms: int) -> BytesLike:
+def _left(log: PartitionLog, batch: BytesLike, now_ms: int) -> BytesLike:
     header, data = parse_header(batch), bytes(batch)
     if header.is_control or not _may_expire(header.compression, data):
         return batch
     try:
         flags = bytes(deadline_ms > now_ms for deadline_ms in _deadlines(data))
-        return batch if 0 not in flags else left_of(header, data, flags, DECOMPRESSED_BYTES_MAX)
+        if 0 not in flags:
+            return batch
+        left = left_of(header, data, flags, DECOMPRESSED_BYTES_MAX)
+        log.expired_left_out += flags.count(0)
+        return left
     except (CorruptBatch, InvalidRecord):
         return batch  # another door's: it is theirs to say what is wrong with it
 

@@ -78,6 +78,8 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
         self.leader_epoch = self._first_epoch(found.clean)
         self.damaged = found.damaged
         """Bytes that had been synced were missing when it was opened."""
+        self.expired_left_out = 0
+        """So often a reader was not given a record because its time was up."""
         self.room_bytes = found.room_bytes
         """So much longer the last file was, with nothing in it."""
         self.error: OSError | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakSet
@@ -101,6 +102,7 @@ class Host:
         self.open_feed: Callable[[str, Callable[[], None]], TopicFeed] | None = None
         """Gives views their topics, as soon as there are any."""
         self.drops_seen = []
+        self.deaths: Counter[str] = Counter()
         self.now_ms = clock.now_ms
         self._timers = timers
         self._clock = clock

@@ -29,6 +29,7 @@ from routing.administration.operations import plain
 from routing.administration.status import logs_of_one
 from routing.bites import bites
 from routing.groups.lag_rules import PATIENCE_S, ends_of
+from routing.queues.death_history import REASONS
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -172,7 +173,10 @@ class Measures:
         for protocol, (incoming, outgoing) in sorted(counted.items()):
             received.add(incoming, (protocol,))
             delivered.add(outgoing, (protocol,))
-        return [received, delivered]
+        died = Family("millrace_messages_died", "counter", "Messages that left queues unacknowledged.", ("reason",))
+        for reason in REASONS:
+            died.add(broker.host.deaths[reason], (reason,))
+        return [received, delivered, died]
 
     def _cluster(self) -> list[Family]:
         cluster = self._broker.cluster
@@ -260,6 +264,8 @@ class Measures:
             self._family("millrace_topic_size_bytes", "What a partition has on the disk.", *labels),
         )
         duplicates = self._duplicates("topic", *labels)
+        left_out = "Records that readers were not given, as their time was up; counted for each that passes over them."
+        expired = Family("millrace_topic_expired", "counter", left_out, labels, self._series_max)
         partitions = [partition for topic in self._broker.topics.values() for partition in topic.partitions]
         async for partition in bites(partitions):
             if partition.leadership is not None and partition.leadership.refusal() is not None:
@@ -270,7 +276,9 @@ class Measures:
             sizes.add(log.size_bytes, where)
             if partition.known is not None:
                 duplicates.add(partition.known.duplicates, where)
-        return [*families, duplicates]
+            if log.config.expires:
+                expired.add(log.expired_left_out, where)
+        return [*families, duplicates, expired]
 
     # --- groups ------------------------------------------------------------------------
 

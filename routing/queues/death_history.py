@@ -21,6 +21,8 @@ REJECTED = "rejected"
 EXPIRED = "expired"
 MAXLEN = "maxlen"
 DELIVERY_LIMIT = "delivery_limit"
+REASONS = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
+"""Why messages die."""
 
 DEATHS = "x-death"
 _PARTS = ("queue", "reason", "exchange")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
@@ -24,6 +25,9 @@ class QueueHost(Protocol):
 
     views: WeakSet[ViewQueue]
     """Queues that are views of topics."""
+
+    deaths: Counter[str]
+    """How many messages have died since the start, by reason (`death_history.py`); dead letter exchange or not."""
 
     def topics_changed(self) -> None:
         """A topic is there, or has more partitions."""

@@ -308,10 +308,10 @@ class Queue:
 
     def bury(self, offsets: Sequence[int], reason: str) -> None:
         """Outstanding messages are dead: to the dead letter exchange with them, if there is one."""
+        self.host.deaths[reason] += len(offsets)
         if self.deleted or not self.settings.buries:
-            self.settle_offsets(offsets)
-        else:
-            self.host.dead_letter(self, offsets, reason)
+            return self.settle_offsets(offsets)
+        self.host.dead_letter(self, offsets, reason)
 
     # --- giving out --------------------------------------------------------------------
 

@@ -143,6 +143,7 @@ class DeadLetters:
         """A full queue did not take these messages: copies are published when the turn ends, or never."""
         queue.gave_way += len(slab.bodies)
         queue.host.gave_way(queue, len(slab.bodies))
+        queue.host.deaths[MAXLEN] += len(slab.bodies)
         self._refused.append((queue, slab))
         self.due = True
 

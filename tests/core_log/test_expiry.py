@@ -54,7 +54,9 @@ def test_a_record_is_there_until_its_time_is_up(codec: Compression) -> None:
     expected = {0: b"0 1 2 3 4 5 6", 49: b"0 1 2 3 4 6", 50: b"0 1 3 4 6", 70: b"0 1 3 6", 100: b"1 3 6", 103: b"1 6"}
     for after_ms, values in expected.items():
         clock.now_ms = TIME_MS + after_ms
+        left_out = log.expired_left_out
         assert seen(log) == [(int(value), value) for value in values.split()], after_ms
+        assert log.expired_left_out - left_out == 7 - len(values.split())
     log.configure(LogConfig())
     assert [value for _, value in seen(log)] == [b"%d" % number for number in range(7)], "it is in the log all the same"
 

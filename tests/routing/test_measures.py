@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import trio
 
+from core_log.batch_header import parse_header
+from core_log.expiry import unexpired
 from core_log.files import MemoryFiles
 from core_log.record_batch import BatchBuilder
 from core_log.wall_clock import wall_clock_ms
 from routing.administration.measures import Family, Measures
 from routing.broker import Broker
+from routing.queues.death_history import REASONS
+from routing.session import Outcome
 from routing.topics.offset_store import Committed
 from tests.routing.harness import PROTOCOL, Engine, engine
 from tests.support.metrics import Figures, series
@@ -44,6 +48,35 @@ async def test_queues_and_what_came_and_went() -> None:
         found = await measured(broker.broker)
         assert found["millrace_messages_received", PROTOCOL] == 6
         assert found["millrace_messages_delivered", PROTOCOL] == 2 + 5  # of sessions that are over, too
+
+
+async def test_messages_that_died_are_counted_by_why_and_records_whose_time_is_up() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        for name, arguments in {"ttl": {"x-message-ttl": 0}, "two": {"x-max-length": 2}, "some": {}}.items():
+            await running.queue(name, arguments=arguments)
+        client = running.client()
+        await client.publish_safely("ttl", 1, 2, 3)
+        await client.publish_safely("two", *range(6))
+        await client.publish_safely("some", *range(5))
+        await client.consume("some", prefetch=1)
+        (first,) = client.take()
+        client.session.settle(first.id, first.id, Outcome.DISCARD)
+        running.turn()
+        await broker.create_topic("plain")
+        await broker.create_topic("mortal", config={"millrace.expiry.enable": "true"})
+        log = broker.topics["mortal"].partitions[0].log
+        batch = BatchBuilder(0, 0, wall_clock_ms())
+        batch.add(0, b"k", b"v", [("x-ttl", b"0")])
+        log.append(batch.build())
+        log.request_sync()
+        await log.wait_committed(1)
+        assert not parse_header(unexpired(log, log.read_blocking(0, 1 << 20))[0]).record_count
+        found = await measured(broker)
+        died = {reason: found["millrace_messages_died", reason] for reason in REASONS}
+        assert died == {"expired": 3, "maxlen": 4, "rejected": 1, "delivery_limit": 0}
+        assert found["millrace_topic_expired", "mortal", "0"] == 1
+        assert ("millrace_topic_expired", "plain", "0") not in found
 
 
 async def test_for_how_long_the_oldest_message_has_waited() -> None:
