@@ -258,7 +258,7 @@ def open_listener(
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise cannot_listen(door, f"{host}:{port}", error) from None
+        raise cannot_listen(door, format_address((host, port)), error) from None
     try:
         sock.setblocking(False)
         if not port:  # any free one may be given to two sockets that both reuse it, until one of them listens
@@ -268,7 +268,7 @@ def open_listener(
             sock.bind(address)
     except OSError as error:
         sock.close()
-        raise cannot_listen(door, f"{host}:{port}", error) from None
+        raise cannot_listen(door, format_address((host, port)), error) from None
     return Listener(door, sock, terms, web, proxies)
 
 

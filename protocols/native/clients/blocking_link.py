@@ -51,8 +51,10 @@ def _is_final(error: ConnectionLost, until: float) -> bool:
     return time.monotonic() >= until or isinstance(error.__cause__, SSLCertVerificationError)
 
 
-def _named(address: Address) -> str:
-    return f"{address[0]}:{address[1]}"
+def named(address: Address) -> str:
+    """As "host:port" or "[host]:port"."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Gone(ConnectionResetError):
@@ -214,7 +216,7 @@ class BlockingLink:
             except OSError as error:
                 self._leave()
                 if not left:
-                    raise ConnectionLost(f"cannot connect to {_named(address)}: {error}", retriable=True) from error
+                    raise ConnectionLost(f"cannot connect to {named(address)}: {error}", retriable=True) from error
         raise AssertionError("there is an address")
 
     def send(self, connection: socket.socket, request: Request) -> None:
@@ -263,7 +265,7 @@ class BlockingLink:
     def _announced(self, size: int, kind: type[Reply]) -> str:
         if kind is wire.HelloReply:
             begin = size.to_bytes(wire.LENGTH_BYTES, "big")
-            return f"{_named(self.addresses[0])} is no native door: what it says begins with {begin!r}"
+            return f"{named(self.addresses[0])} is no native door: what it says begins with {begin!r}"
         return f"the broker announced a reply of {size} bytes"
 
     def _read(self, connection: socket.socket, size: int, until: float) -> memoryview:
@@ -306,4 +308,4 @@ class BlockingLink:
 
     def _lost(self, error: OSError) -> ConnectionLost:
         self.close()
-        return ConnectionLost(f"connection to {_named(self.addresses[0])} lost: {error}", retriable=True)
+        return ConnectionLost(f"connection to {named(self.addresses[0])} lost: {error}", retriable=True)

@@ -8,6 +8,7 @@ from typing import Literal
 import trio
 
 from protocols.native import wire, wire_groups
+from protocols.native.clients.blocking_link import named
 from protocols.native.clients.link import Link, ReplyType
 from protocols.native.errors import ConnectionLost, MillraceError, NotCoordinator, RequestTimedOut
 from protocols.native.wire import Request
@@ -86,7 +87,7 @@ class CoordinatorLink:
         with trio.move_on_after(min(_CONNECT_S_MAX, self._link.config.connect_timeout_ms / 1000)):
             await link.wait_connected()
         if not link.connected:
-            raise ConnectionLost(f"cannot connect to {address[0]}:{address[1]}", retriable=True)
+            raise ConnectionLost(f"cannot connect to {named(address)}", retriable=True)
         self._found = link
         return link
 

@@ -23,7 +23,7 @@ import msgspec
 import trio
 
 from protocols.native import wire
-from protocols.native.clients.blocking_link import Address
+from protocols.native.clients.blocking_link import Address, named
 from protocols.native.clients.link import Link, LinkConfig
 from protocols.native.clients.topic_ids import TopicIds
 from protocols.native.errors import (
@@ -177,7 +177,18 @@ class Leaders:
                 else:
                     return found
                 await trio.sleep(_ASK_AGAIN_S / 5)
-        raise RequestTimedOut(f"no leader could be reached for all of {keys}", retriable=True)
+        raise RequestTimedOut(self.why_unreached(keys), retriable=True)
+
+    def why_unreached(self, keys: Iterable[Partition]) -> str:
+        """What to say of partitions whose leaders are not all reached: which of them is not, and where it would be."""
+        for topic, partition in keys:
+            if self.link_to(topic, partition) is None:
+                what = f"partition {partition} of topic {topic!r}"
+                leader = self._leaders.get((topic, partition), -1)
+                if self._single or (address := self._addresses.get(leader)) is None:
+                    return f"no leader of {what} is known"
+                return f"broker {leader} at {named(address)}, which leads {what}, is not reached"
+        return "leaders were not reached in time"
 
     def _lacks(self, key: Partition) -> bool:
         """Whether its topic, for all that is known, has no such partition."""

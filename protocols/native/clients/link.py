@@ -21,7 +21,7 @@ import trio
 
 from protocols.buffers import join_small
 from protocols.native import wire
-from protocols.native.clients.blocking_link import REPLY_BYTES_MAX, Address
+from protocols.native.clients.blocking_link import REPLY_BYTES_MAX, Address, named
 from protocols.native.clients.silence import end_when_silent
 from protocols.native.connection import FrameReader, addresses_of
 from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError, RequestTimedOut, error_from_wire
@@ -126,7 +126,7 @@ class Link:
             self._addresses.append(self._addresses.pop(0))
             slow = isinstance(error, trio.TooSlowError)
             why = f"no answer within {self.config.connect_timeout_ms} ms" if slow else _why(error)
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {why}", retriable=True) from error
+            raise ConnectionLost(f"cannot connect to {named((host, port))}: {why}", retriable=True) from error
         except BaseException:
             await self._abandon(stream)
             raise
@@ -170,8 +170,8 @@ class Link:
                 self.limits, self.node_id, self.version = reply.limits, reply.node_id, reply.version
                 return
             if frames.failure is not None:
-                host, port = self.address
-                raise ProtocolError(f"{host}:{port} is no native door: what it says begins with {data[:4]!r}")
+                begin = data[:4]
+                raise ProtocolError(f"{named(self.address)} is no native door: what it says begins with {begin!r}")
 
     async def run(self) -> None:
         """Serve the connection and make it again, until cancelled or `failure` is set."""

@@ -473,6 +473,8 @@ class Producer(Service):
 
     def _give_up(self, queue: Waiting, batch: Batch) -> None:
         message = f"not acknowledged within {self._delivery_timeout_s * 1000:.0f} ms"
+        if self._leaders.link_to(queue.topic, queue.index) is None:
+            message += f": {self._leaders.why_unreached([(queue.topic, queue.index)])}"
         self._finish_batch(queue, batch, -1, DeliveryTimedOut(message))
 
     def _fail_all(self, error: MillraceError) -> None:

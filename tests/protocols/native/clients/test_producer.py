@@ -18,6 +18,7 @@ from millrace import (
     BlockingClient,
     BlockingProducer,
     BufferFull,
+    Client,
     ConnectionLost,
     Consumer,
     Delivery,
@@ -234,8 +235,9 @@ async def test_topics_that_cannot_be() -> None:
 
 
 @asynccontextmanager
-async def silent_broker() -> AsyncIterator[str]:
-    """Says hello and describes topics of one partition, then never answers."""
+async def silent_broker(*others: tuple[int, str, int]) -> AsyncIterator[str]:
+    """Says hello and describes topics of one partition, which the last of the brokers leads, then never answers."""
+    leader = others[-1][0] if others else 0
 
     async def serve(stream: trio.SocketStream) -> None:
         frames = FrameReader(1 << 26)
@@ -248,7 +250,7 @@ async def silent_broker() -> AsyncIterator[str]:
                 elif isinstance(request, wire.Metadata):
                     names = request.topics or []
                     reply = wire.MetadataReply(
-                        request.correlation_id, [], [(name, None, [(0, 0, 0)]) for name in names]
+                        request.correlation_id, list(others), [(name, None, [(0, leader, 0)]) for name in names]
                     )
                 else:
                     continue
@@ -296,6 +298,22 @@ async def test_a_record_that_is_not_acknowledged_in_time() -> None:
             with trio.fail_after(TIMEOUT_S), pytest.raises(DeliveryTimedOut):
                 await delivery
             assert producer.buffered_bytes == 0
+
+
+async def test_who_does_not_reach_a_leader_is_told_where_it_would_be() -> None:
+    """As behind a proxy that leads to one broker of several."""
+    text = r"broker 7 at \[::1\]:1, which leads partition 0 of topic 't', is not reached"
+    async with silent_broker((0, "", 0), (7, "::1", 1)) as server:
+        link = LinkConfig(request_timeout_ms=100, reconnect_backoff_ms=5)
+        async with (
+            Producer(server, delivery_timeout_ms=100, link=link) as producer,
+            Client(server, link=link) as client,
+        ):
+            delivery = await producer.send("t", b"x")
+            with trio.fail_after(TIMEOUT_S), pytest.raises(DeliveryTimedOut, match=text):
+                await delivery
+            with trio.fail_after(TIMEOUT_S), pytest.raises(RequestTimedOut, match=text):
+                await client.list_offsets([("t", 0)], "latest")
 
 
 async def test_leaving_by_an_error_sends_nothing_more_and_tells_who_waits() -> None:
