@@ -469,4 +469,6 @@ def _setting_first(message: str) -> str:
     name = path.removeprefix("$").removeprefix(".")
     kind = dict(settings_of(Config)).get(name)
     choices = f", not one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
-    return f"{name}: {problem[0].lower()}{problem[1:]}{choices}"
+    name, entry, rest = name.partition("[...]")
+    where = f" in one of its entries{rest}" if entry else ""
+    return f"{name}: {problem[0].lower()}{problem[1:]}{choices}{where}".removeprefix(": ")
