@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
@@ -113,9 +114,26 @@ def _opened(stream: TextIO | None, name: str) -> TextIO:
 
 
 def asked_password(given: str | None) -> str:
-    """What was given as password; else the user is asked."""
-    found: str = click.prompt("Password", hide_input=True, err=True) if given is None else given
-    return found
+    """What was given as password; else the user is asked, or without a terminal, the first line of standard input.
+    Raises ClickException where there is none.
+    """
+    if given is not None:
+        return given
+    if has_terminal():
+        return str(click.prompt("Password", hide_input=True, err=True))
+    line = input_bytes().readline().decode(errors="surrogateescape")
+    if not line:
+        raise click.ClickException("a password is wanted: --password, or a line of standard input")
+    return line.rstrip("\r\n")
+
+
+def has_terminal() -> bool:
+    """Whether somebody can be asked for a password who is not seen to write it."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return sys.stdin is not None and sys.stdin.isatty()
+    return True
 
 
 def with_terms(command: Command) -> Command:

@@ -137,6 +137,17 @@ def test_nobody_has_to_hear_that_it_is_ready(tmp_path: Path) -> None:
     ]
 
 
+def test_a_password_is_read_without_a_terminal() -> None:
+    for given, said in (("secret\n", "cannot connect to [::1]:1: "), ("", "a password is wanted")):
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway", "topics", "list", "--server", "[::1]:1", "--user", "ada"],
+            cwd=CHECKOUT, input=given, capture_output=True, text=True, timeout=30, check=False, start_new_session=True,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert said in done.stderr
+
+
 def test_port_in_use(running: BrokerProcess, tmp_path: Path) -> None:
     done = millrace("serve", "--data-dir", str(tmp_path), *FREE, "--amqp", f"127.0.0.1:{running.amqp_port}")
     refused(done, 1, f"cannot listen on 127.0.0.1:{running.amqp_port} for amqp: the port is in use")
