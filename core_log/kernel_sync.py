@@ -66,8 +66,9 @@ class KernelSync:
         self._call = call
         self._numbers = numbers
         self._context = context
-        self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.eventfd = -1
         """Readable when something has ended."""
+        self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._order = _Order(opcode=_FDSYNC, flags=_TELL_EVENTFD, eventfd=self.eventfd)
         orders = (ctypes.c_void_p * 1)(ctypes.addressof(self._order))
         self._submit = (ctypes.c_long(numbers["submit"]), context, ctypes.c_long(1), orders)

@@ -19,7 +19,7 @@ from gateway.config import Config
 from gateway.errors import StartError, first_error
 from gateway.logs import configure_logs
 from gateway.names import Names
-from gateway.server import Server, serve, tune_process
+from gateway.server import Server, allow_open_files, serve, tune_process
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +31,7 @@ which line has failed tries it for ever.
 
 def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
+    allow_open_files()
     configure_logs(config.log)
     try:
         trio.run(_serve_until_signal, config)

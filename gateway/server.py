@@ -335,6 +335,15 @@ def tune_process() -> None:
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
     # A flusher thread that comes back from the disk waits at most this long for the interpreter lock (default 5 ms).
     sys.setswitchinterval(0.0005)
+
+
+_OPEN_FILES_MIN = 64
+
+
+def allow_open_files() -> None:
+    """As many as this process may have. Raises StartError where a start would fail somewhere for want of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _OPEN_FILES_MIN:
+        raise StartError(f"may have only {hard} files open, and wants {_OPEN_FILES_MIN} (ulimit -n, LimitNOFILE)")
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

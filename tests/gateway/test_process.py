@@ -137,6 +137,15 @@ def test_nobody_has_to_hear_that_it_is_ready(tmp_path: Path) -> None:
     ]
 
 
+def test_too_few_open_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gateway", "serve", *FREE, "--data-dir", str(tmp_path)]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh", *command],
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    refused(done, 1, "may have only 40 files open", "ulimit -n")
+
+
 def test_a_password_is_read_without_a_terminal() -> None:
     for given, said in (("secret\n", "cannot connect to [::1]:1: "), ("", "a password is wanted")):
         done = subprocess.run(
