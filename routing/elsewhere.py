@@ -1,16 +1,38 @@
-"""What a session does where another broker leads the queue: there it is waited for."""
+"""What a session does where another broker leads the queue, or this one leads it and may not serve it yet: it waits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
 from routing.consumer import Got
-from routing.errors import LedHere
+from routing.errors import LedHere, StorageUnavailable
 from routing.unsettled import Unsettled
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
     from routing.session import Session
+
+SERVED_WITHIN_S = 2.0
+LOOK_S = 0.02
+
+
+async def is_served(queue: Queue) -> bool:
+    """Wait until what is here of a queue holds, as another broker might lead it; False once it is another's, or
+    deleted. Raises StorageUnavailable.
+    """
+    until_s = trio.current_time() + SERVED_WITHIN_S
+    while not queue.deleted:
+        try:
+            queue.require_led()
+        except StorageUnavailable:
+            if trio.current_time() >= until_s:
+                raise
+            await trio.sleep(LOOK_S)
+        else:
+            return True
+    return False
 
 
 async def get_elsewhere(session: Session, queue: Queue, *, no_ack: bool) -> Got | None:

@@ -15,7 +15,7 @@ from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import EachSink, consumer_argument
 from routing.consumer import Got as Got
-from routing.elsewhere import get_elsewhere
+from routing.elsewhere import get_elsewhere, is_served
 from routing.errors import BrokerError
 from routing.message import Slab
 from routing.publishing.confirms import Confirms
@@ -225,7 +225,10 @@ class Session(Settling):
         queue.rules.used()
         queue.rules.catch_up()
         while True:
-            queue.require_led()
+            if not await is_served(queue):
+                return None if self.closed else await self.get(queue_name, no_ack=no_ack)
+            if self.closed:
+                return None
             first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()
             if not count and not await queue.feed():
                 return None

@@ -354,7 +354,7 @@ class Channel:
         self.write(run.encode(heads, first_id))
 
     async def get(self, method: methods.BasicGet) -> None:
-        """`basic.get`; waits only for a message that must be read from disk."""
+        """`basic.get`; waits only for a message that must be read from disk, and for whoever leads the queue."""
         got = await self.session.get(self.queue_name(method.queue, method), no_ack=method.no_ack)
         if self.closed:
             return

@@ -20,6 +20,7 @@ from routing.clients import Client
 from routing.declaring.at_once import at_once
 from routing.declaring.topic_control import TopicControl
 from routing.declaring.views import arguments_of, start_of_view
+from routing.elsewhere import LOOK_S, SERVED_WITHIN_S, is_served
 from routing.errors import BrokerError, LedHere, NotAllowed, NotFound, StorageUnavailable
 from routing.queues.queue import Queue
 from routing.queues.settings import VIEW
@@ -32,9 +33,6 @@ from routing.topology.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-
-_SERVED_WITHIN_S = 2.0
-_LOOK_S = 0.02
 
 
 @dataclass(slots=True, frozen=True)
@@ -235,11 +233,11 @@ class Control:
         """A queue that is known here is gone, says who has it: wait until this broker knows. Raises NotFound."""
         there = self.topology.vhost(vhost)
         gone = there.queues.get(name) or there.away.get(name)
-        until_s = trio.current_time() + _SERVED_WITHIN_S
+        until_s = trio.current_time() + SERVED_WITHIN_S
         while gone is not None and not gone.deleted:
             if trio.current_time() >= until_s:
                 raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
-            await trio.sleep(_LOOK_S)
+            await trio.sleep(LOOK_S)
 
     async def until_gone(self, queues: Iterable[Queue | Stream]) -> None:
         """Consumers of these are gone: return when the queues that go with their last one are, so that nobody is told
@@ -250,7 +248,7 @@ class Control:
             return
         here = [queue for queue in leaving if not queue.elsewhere]
         elsewhere = [partial(self._until_gone_elsewhere, queue) for queue in leaving if queue.elsewhere]
-        with trio.move_on_after(_SERVED_WITHIN_S):
+        with trio.move_on_after(SERVED_WITHIN_S):
             await at_once([partial(self._until_gone_here, here), *elsewhere])
 
     async def _until_gone_here(self, queues: Sequence[Queue]) -> None:
@@ -310,26 +308,9 @@ class Control:
         if isinstance(queue, Queue) and not queue.elsewhere:
             queue.rules.used()
             queue.rules.catch_up()
-            if not await self._is_served(queue):
+            if not await is_served(queue):
                 return await self.check_queue(name, owner, vhost=vhost)
         return QueueInfo(name, queue.message_count, queue.consumer_count)
-
-    @staticmethod
-    async def _is_served(queue: Queue) -> bool:
-        """Wait until what is here of a queue holds, as another broker might lead it; False once it is another's, or
-        deleted. Raises StorageUnavailable.
-        """
-        until_s = trio.current_time() + _SERVED_WITHIN_S
-        while not queue.deleted:
-            try:
-                queue.require_led()
-            except StorageUnavailable:
-                if trio.current_time() >= until_s:
-                    raise
-                await trio.sleep(_LOOK_S)
-            else:
-                return True
-        return False
 
     async def delete_queue(
         self,
@@ -380,7 +361,7 @@ class Control:
         if not queue.elsewhere:
             await queue.refresh()
             queue.rules.catch_up()
-            if await self._is_served(queue):
+            if await is_served(queue):
                 return queue.purge()
         else:
             with suppress(LedHere):

@@ -75,7 +75,7 @@ async def test_exchanges_go_with_the_last_of_what_leaves_at_once(durable: bool) 
 
 
 async def test_who_ends_waits_for_all_leaders_at_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_SERVED_WITHIN_S", 0.3)
+    monkeypatch.setattr(control, "SERVED_WITHIN_S", 0.3)
     async with mesh(serve_each_other=True) as brokers:
         mute, here, other = brokers.members.values()
         for declaring, name in ((mute, "a"), (mute, "b"), (here, "c"), (other, "d"), (other, "e")):

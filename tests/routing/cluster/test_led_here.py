@@ -16,6 +16,7 @@ from routing.cluster.metadata.log_names import offsets_log
 from routing.errors import StorageUnavailable
 from routing.groups.errors import CoordinatorUnavailable, GroupError, UnknownGroup
 from tests.routing.cluster.test_homes import home_of
+from tests.routing.harness import body_of
 from tests.support.home_cluster import Member, Mesh, mesh, until
 
 
@@ -83,6 +84,49 @@ async def test_who_asks_about_a_queue_is_answered_when_it_is_led_here() -> None:
         await until(lambda: leader.me in counts, 3)
         assert counts[leader.me] == 3
         nursery.cancel_scope.cancel()
+
+
+async def test_who_gets_is_given_a_message_when_it_is_led_here() -> None:
+    """Or the client's connection is closed, as RESOURCE_ERROR is said of all of it."""
+    async with mesh() as brokers, trio.open_nursery() as nursery:
+        index = await orphaned(brokers)
+        clients = {me: brokers.members[me].client() for me in (2, 3)}
+        given: dict[int, list[str]] = {me: [] for me in clients}
+
+        async def get(me: int) -> None:
+            with suppress(StorageUnavailable):  # the other one has no link to whoever leads then
+                while (got := await clients[me].session.get("q", no_ack=True)) is not None:
+                    given[me].append(body_of(got))
+
+        for me in clients:
+            nursery.start_soon(get, me)
+        await trio.testing.wait_all_tasks_blocked()
+        leader = await led_anew(brokers, index)
+        await until(lambda: len(given[leader.me]) == 3, 3)
+        assert given[leader.me] == ["0", "1", "2"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_gets_from_a_queue_that_may_not_be_served_waits_a_while() -> None:
+    async with mesh() as brokers, trio.open_nursery() as nursery:
+        index = await orphaned(brokers)
+        leader = await brokers.settled(index)
+        clock = leader.part._clock
+        leader.part._clock = lambda: trio.current_time() + 60
+        leader.turn()
+        with pytest.raises(StorageUnavailable):
+            await leader.client().session.get("q", no_ack=True)
+        found: list[str] = []
+
+        async def get() -> None:
+            got = await leader.client().session.get("q", no_ack=True)
+            assert got is not None
+            found.append(body_of(got))
+
+        nursery.start_soon(get)
+        await trio.testing.wait_all_tasks_blocked()
+        leader.part._clock = clock
+        await until(lambda: found == ["0"], 3)
 
 
 async def test_groups_are_looked_after_once_a_lease_that_was_late_is_renewed() -> None:
