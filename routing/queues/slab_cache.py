@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _MESSAGE_OVERHEAD_BYTES = 64
 """What a small body costs in memory beyond its length: the bytes object's header and its place in a list."""
 
+_SLAB_OVERHEAD_BYTES = 512
+"""What a slab and its entry cost beside its messages: with one message in each that is nearly all."""
+
 _PLACES_SPARE = 512
 """Empty places are closed when they are the greater part of more than so many."""
 
@@ -33,7 +36,7 @@ class CachedSlab:
         self.end = first + len(slab.bodies)
         self.slab = slab
         self.live = live
-        self.bytes = slab.size + _MESSAGE_OVERHEAD_BYTES * len(slab.bodies)
+        self.bytes = _SLAB_OVERHEAD_BYTES + slab.size + _MESSAGE_OVERHEAD_BYTES * len(slab.bodies)
         self.spilled = False
         self.queues = queues
         """Those that got it, where that is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -121,3 +122,18 @@ def test_one_message_that_stays_does_not_keep_places_for_all_that_went() -> None
     assert cache.find(0) is stuck
     assert len(cache._entries) == len(cache._firsts) < 1000
     assert [entry.first for entry in cache.entries()] == [0, *range(19_990, 20_000)]
+
+
+@pytest.mark.parametrize("in_a_slab", [1, 4, 100])
+def test_memory_is_counted_whether_slabs_hold_one_message_or_many(in_a_slab: int) -> None:
+    """The limit of a home's memory goes by it."""
+    cache = SlabCache()
+    tracemalloc.start()
+    try:
+        for first in range(0, 20_000, in_a_slab):
+            bodies = [b"%d" % number for number in range(first, first + in_a_slab)]
+            cache.add(first, Slab("", f"q{first}", PLAIN, bodies), 1)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * cache.bytes < taken < 1.25 * cache.bytes
