@@ -191,6 +191,7 @@ class Connection:
             self.outbox.discard()
             self._wake()  # the task of the outbox, if it is there
             self._socket.close()
+            self.outbox.let_go()
 
     def shut_down(self, reason: str) -> None:
         """The broker stops: let the protocol say so, and end."""

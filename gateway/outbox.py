@@ -56,6 +56,20 @@ class Owner(Protocol):
         """The peer does not read."""
 
 
+class _Nobody:
+    def flushed(self) -> None:
+        pass
+
+    def failed(self, error: Exception) -> None:
+        pass
+
+    def give_up(self, reason: str) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 class Outboxes:
     """The outboxes of a process. `spawn` starts the tasks that wait for full sockets."""
 
@@ -194,6 +208,10 @@ class SocketOutbox:
             self._backlog.clear()
         self.pending_bytes = 0
         self.wake_waiting()
+
+    def let_go(self) -> None:
+        """The owner is over, and told nothing any more: the two do not keep each other."""
+        self._owner = _NOBODY
 
     def wake_waiting(self) -> None:
         """Make those who wait here look again."""

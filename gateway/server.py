@@ -325,7 +325,7 @@ def tune_process() -> None:
     """Settings of a process that is a broker and nothing else. All of them are here."""
     # What is loaded lives for ever: the collector need not look at it. Messages are not cyclic, so look rarely.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(50_000, 3, 250)
     gc.enable()
     # Reads and requests are buffers of about a megabyte that come and go: memory that goes back to the kernel each time
     # has to be made anew, page by page, which costs several times what is done with it.

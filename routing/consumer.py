@@ -43,6 +43,32 @@ class DeliverySink(Protocol):
         """False while the peer does not take what it was sent; call `Session.resume` when that changes."""
 
 
+class Nobody:
+    """The sink of sessions that are closed."""
+
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """See `DeliverySink`."""
+
+    def confirm(self, up_to: int) -> None:
+        """See `DeliverySink`."""
+
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
+        """See `DeliverySink`."""
+
+    def returned(self, slab: Slab, reason: str) -> None:
+        """See `DeliverySink`."""
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """See `DeliverySink`."""
+
+    def writable(self) -> bool:
+        """See `DeliverySink`."""
+        return False
+
+
+NOBODY = Nobody()
+
+
 @runtime_checkable
 class EachSink(DeliverySink, Protocol):
     """A sink that takes deliveries to many consumers at once."""

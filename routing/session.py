@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from routing.consumer import NOBODY, EachSink, consumer_argument
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
-from routing.consumer import EachSink, consumer_argument
 from routing.consumer import Got as Got
 from routing.elsewhere import get_elsewhere, is_served
 from routing.errors import BrokerError
@@ -209,6 +209,7 @@ class Session(Settling):
         if consumer in self.consumers:
             self.consumers.remove(consumer)
             consumer.queue.detach(consumer)
+            consumer.context = None  # which may have it
             self.broker.consumer_gone(consumer.queue)
 
     def queue_gone(self, consumer: Consumer) -> None:
@@ -216,6 +217,7 @@ class Session(Settling):
         if consumer in self.consumers:
             self.consumers.remove(consumer)
         self.sink.cancelled(consumer)
+        consumer.context = None
 
     async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
         """Take one message, waiting for the disk if need be; None when the queue is empty, or the session closed."""
@@ -368,7 +370,7 @@ class Session(Settling):
             self.resume()
 
     def close(self) -> None:
-        """Give everything back. The sink is not called any more."""
+        """Give everything back. The sink is not called any more, nor kept: it has this session."""
         if self.closed:
             return
         if self.transaction is not None:
@@ -378,8 +380,10 @@ class Session(Settling):
         queues = {consumer.queue for consumer in self.consumers}
         for consumer in self.consumers:
             consumer.queue.detach(consumer)
+            consumer.context = None
         self.consumers.clear()
         self.settle_up_to(0, Outcome.RELEASE)
         self.broker.session_ended(self)
         for queue in queues:
             self.broker.consumer_gone(queue)
+        self.sink, self.owner, self._each_sink, self.on_overdue = NOBODY, None, None, None

@@ -189,9 +189,10 @@ class AmqpAdapter:
         return any(channel.session.unsettled for channel in self._channels.values())
 
     def connection_lost(self) -> None:
-        """The transport is gone."""
+        """The transport is gone. What has the adapter goes, so that memory is free at once."""
         self._leave()
         self.closed = True
+        del self._connection, self._notice
 
     def shut_down(self, reason: str) -> None:
         """Tell the peer that the broker is stopping."""

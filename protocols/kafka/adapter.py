@@ -236,6 +236,7 @@ class KafkaAdapter:
         self.door.fetches.drop()
         self.door.fetch_sessions.detach(self.door)
         self.door.deadlines.clear()
+        del self.door.fetches, self.door.login, self.door.end  # they have the door, and memory is to be free at once
 
     def shut_down(self, reason: str) -> None:
         """Answer parked fetches with what there is, and close: a Kafka client looks for the new leader by itself."""

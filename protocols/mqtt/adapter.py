@@ -69,6 +69,13 @@ than the keep-alive."""
 _SHOWN_MAX = 200
 """Most characters of a name that a client may have made up."""
 
+_PARTS = (
+    "_authentication", "_will", "confirm", "deliver", "delivering", "inflight", "publishing", "retaining",
+    "subscribing",
+)  # fmt: skip
+"""What has the adapter: at the end it has them no more, so that memory is free at once. Thousands that come again would
+leave gigabytes until somebody looks for what nobody has."""
+
 Deliver = Callable[[Consumer, int, Slab, int, int, bool], None]
 
 log = logging.getLogger(__name__)
@@ -191,6 +198,8 @@ class MqttAdapter:
         """The transport is gone."""
         self.end("the transport was lost", logging.DEBUG)
         self._leave()
+        for part in _PARTS:
+            vars(self).pop(part, None)
 
     def shut_down(self, reason: str) -> None:
         """The broker stops. Before MQTT 5 there is no packet for it: the transport is closed."""

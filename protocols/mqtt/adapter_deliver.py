@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from protocols.convert import routing_key_to_topic
 from protocols.mqtt.adapter_aliases import Aliases
@@ -76,19 +77,21 @@ class _Routes(dict[str, tuple[bytes | None, int]]):
 
     def __init__(self, add: Callable[[str], tuple[bytes | None, int]]) -> None:
         super().__init__()
-        self._add = add
+        self._add = WeakMethod(add)  # of who has this
 
     def __missing__(self, routing_key: str) -> tuple[bytes | None, int]:
-        return self._add(routing_key)
+        add = self._add()
+        assert add is not None
+        return add(routing_key)
 
 
 class Delivering:
     """The outbound publishes of one connection, from CONNECT on; see the module."""
 
     __slots__ = (
-        "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
-        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "asks_for_rights", "inflight",
-        "too_large",
+        "__weakref__", "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes",
+        "_routes_on_terms", "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "asks_for_rights",
+        "inflight", "too_large",
     )  # fmt: skip
 
     def __init__(

@@ -182,7 +182,7 @@ class LastingSession:
     """The session of one client as the engine keeps it; see the module. Made by `open_session`."""
 
     def __init__(self, adapter: MqttAdapter, client_id: str, present: bool) -> None:
-        self._adapter = adapter
+        self._of = ref(adapter)
         self.name = queue_name(client_id)
         self.present = present
         """It was there before."""
@@ -196,6 +196,13 @@ class LastingSession:
         """It is to last for less than before, from when its queue is consumed."""
         self._leaving: dict[str, Any] = {}
         """What the client has said with its DISCONNECT."""
+
+    @property
+    def _adapter(self) -> MqttAdapter:
+        """It has this, and is to be gone when nobody else has it."""
+        adapter = self._of()
+        assert adapter is not None, "this is a connection's that is gone"
+        return adapter
 
     async def begin(self, client_id: str) -> None:
         """The client's connection begins. Raises BrokerError."""

@@ -137,8 +137,8 @@ class System:
         return self._slabs(own, self._values, _RETAINED)
 
     def _tell(self, adapter: MqttAdapter, changed: dict[str, str]) -> None:
-        patterns = [one for one in adapter.subscribing.patterns if one.startswith(_ROOT_KEY)]
         session = adapter.session
+        patterns = [] if session is None else [p for p in adapter.subscribing.patterns if p.startswith(_ROOT_KEY)]
         queue = None if session is None else session.vhost.queues.get(adapter.subscribing.queue_name)
         if not patterns or queue is None or session is None:
             self.watchers.discard(adapter)

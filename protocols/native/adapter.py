@@ -123,6 +123,8 @@ class NativeAdapter:
             if pending.timer is not None:
                 pending.timer.cancel()
         self._pending.clear()
+        for part in ("_fetches", "_groups"):  # they have this, and memory is to be free at once
+            vars(self).pop(part, None)
 
     def shut_down(self, reason: str) -> None:
         """Answer parked fetches with what there is, say goodbye, close."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
+from weakref import ref
 
 from routing.cluster.clients.streams import Stream, Watch
 from routing.commits import Done
@@ -57,13 +58,14 @@ class Confirms:
     """See the module; of one session."""
 
     __slots__ = (
-        "_needs_sync", "_noted", "_parts", "_pending", "_requirements", "_session", "_written", "published",
+        "_broker", "_needs_sync", "_noted", "_parts", "_pending", "_requirements", "_session", "_written", "published",
     )  # fmt: skip
 
     def __init__(self, session: Session) -> None:
         self.published = 0
         """The last sequence number."""
-        self._session = session
+        self._session = ref(session)
+        self._broker = session.broker
         self._noted = 0
         self._written: list[tuple[Collection[Home], Done]] = []
         self._pending: list[_Pending] = []
@@ -137,6 +139,11 @@ class Confirms:
             else:
                 self._parts.append((last, {}, False, error, ()))
 
+    def _open(self) -> Session | None:
+        """The session, unless it is closed. It has this, so that one of the two does not have the other."""
+        session = self._session()
+        return None if session is None or session.closed else session
+
     def _end_part(self, last: int, watches: Sequence[Watch] = ()) -> None:
         """What was published up to `last` since the last part waits for the requirements that came together."""
         self._parts.append((last, self._requirements, self._needs_sync, None, watches))
@@ -147,7 +154,9 @@ class Confirms:
         for home in homes:
             home.settlements_due()
         self._written.append((homes, done))
-        self._session.broker.confirming[self._session] = None
+        session = self._session()
+        if session is not None:
+            self._broker.confirming[session] = None
 
     def note(self) -> None:
         """The turn ends, everything is appended: wait for what it published."""
@@ -160,8 +169,8 @@ class Confirms:
             self._advance()
         elif self.published > self._noted:  # that waits for nothing
             self._noted = self.published
-            if not self._session.closed:
-                self._session.sink.confirm(self._noted)
+            if (session := self._open()) is not None:
+                session.sink.confirm(self._noted)
         if self._written:
             written, self._written = self._written, []
             for homes, done in written:
@@ -172,7 +181,7 @@ class Confirms:
                 if (error := _given_up(needed)) is not None:
                     done(error)
                     continue
-                self._session.broker.commits.when_committed(needed, done)
+                self._broker.commits.when_committed(needed, done)
 
     def _wait(
         self,
@@ -194,17 +203,17 @@ class Confirms:
             pending.settled, pending.error = True, error
             self._advance()
 
-        self._session.broker.commits.when_committed(requirements.items(), done, sync=needs_sync, moves=True)
+        self._broker.commits.when_committed(requirements.items(), done, sync=needs_sync, moves=True)
 
     def _advance(self) -> None:
         pending, up_to = self._pending, 0
-        session = self._session
+        session = self._open()
         while pending and pending[0].settled:
             entry = pending.pop(0)
             refused = entry.refused()
             if not refused:
                 up_to = entry.last
-            elif not session.closed:
+            elif session is not None:
                 confirmed = entry.first - 1
                 error = entry.error or LimitExceeded("a queue is full")
                 for first, last in refused:
@@ -217,5 +226,5 @@ class Confirms:
                     confirmed = last
                 if refused[-1][1] < entry.last:
                     up_to = entry.last
-        if up_to and not session.closed:
+        if up_to and session is not None:
             session.sink.confirm(up_to)

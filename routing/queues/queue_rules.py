@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
@@ -41,11 +42,11 @@ class QueueRules:
     """See the module."""
 
     __slots__ = (
-        "_again", "_alarm", "_alarm_ms", "_host", "_living_on", "_queue", "_timing", "_used_ms", "late", "sizes",
+        "_again", "_alarm", "_alarm_ms", "_host", "_living_on", "_of", "_timing", "_used_ms", "late", "sizes",
     )  # fmt: skip
 
     def __init__(self, queue: Queue, host: QueueHost) -> None:
-        self._queue = queue
+        self._of = ref(queue)
         self._host = host
         self._timing: Timing | None = None
         self._alarm: Timer | None = None
@@ -58,6 +59,13 @@ class QueueRules:
         self.late: list[tuple[int, int]] = []
         """(due time, offset) of what became due while nothing ran."""
         self.sizes: MessageSizes | None = None
+
+    @property
+    def _queue(self) -> Queue:
+        """It has this, and is to be gone when nobody else has it."""
+        queue = self._of()
+        assert queue is not None, "these are a queue's that is gone"
+        return queue
 
     def changed(self) -> None:
         """The queue's settings are new."""
@@ -131,9 +139,9 @@ class QueueRules:
             self._wake_at(due_ms if due_ms <= rang_ms else max(due_ms, rang_ms + _SPACING_MS))
 
     def _ring(self) -> None:
-        queue = self._queue
+        queue = self._of()
         self._alarm, self._alarm_ms = None, _NEVER
-        if queue.deleted:
+        if queue is None or queue.deleted:
             return
         now_ms = self._host.now_ms()
         self.look(now_ms)
