@@ -81,8 +81,8 @@ class Consumer:
     """A subscription of a session to a queue. `context` is the adapter's own."""
 
     __slots__ = (
-        "context", "exclusive", "level", "no_ack", "outstanding", "passed", "prefetch", "priority", "queue", "session",
-        "tag", "timeout_ms",
+        "context", "exclusive", "level", "no_ack", "number", "outstanding", "passed", "prefetch", "priority", "queue",
+        "session", "tag", "timeout_ms",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +106,8 @@ class Consumer:
         self.prefetch = prefetch
         self.priority = priority
         """Consumers of a higher one go first."""
+        self.number = 0
+        """The how manieth it was that came to its queue."""
         self.outstanding = 0
         self.level = -1
         """The highest message priority among what it holds, where the queue limits what it may hold of lower ones."""

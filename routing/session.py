@@ -59,7 +59,7 @@ class Session(Settling):
         self.on_overdue: Callable[[BrokerError], None] | None = None
         """Ends the session when it holds a delivery for too long; without it, it may."""
         self.impatient = False  # it has, or had, a consumer with a limit of its own for that
-        self.consumers: list[Consumer] = []
+        self.consumers: dict[Consumer, None] = {}
         self.first_resumed = 0  # which of them was the first that `resume` has looked at
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
@@ -200,22 +200,21 @@ class Session(Settling):
             consumer.queue.detach(consumer)
             self.settle_up_to(0, Outcome.RELEASE)  # what it was given since
             return consumer
-        self.consumers.append(consumer)
+        self.consumers[consumer] = None
         consumer.queue.wake()
         return consumer
 
     def cancel(self, consumer: Consumer) -> None:
         """End a subscription; what it has unsettled stays with the session."""
         if consumer in self.consumers:
-            self.consumers.remove(consumer)
+            del self.consumers[consumer]
             consumer.queue.detach(consumer)
             consumer.context = None  # which may have it
             self.broker.consumer_gone(consumer.queue)
 
     def queue_gone(self, consumer: Consumer) -> None:
         """The queue was deleted under the consumer."""
-        if consumer in self.consumers:
-            self.consumers.remove(consumer)
+        self.consumers.pop(consumer, None)
         self.sink.cancelled(consumer)
         consumer.context = None
 

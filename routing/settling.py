@@ -33,7 +33,7 @@ class Settling:
     prefetch: int
     outstanding: int
     next_id: int
-    consumers: list[Consumer]
+    consumers: dict[Consumer, None]
     first_resumed: int
     unsettled: list[Unsettled]
     transaction: Transaction | None
@@ -166,7 +166,7 @@ class Settling:
         """Deliveries may be possible again. Each time the queue of another consumer is first: where all of them share a
         limit, what may be outstanding goes to whoever is.
         """
-        consumers = self.consumers
+        consumers = list(self.consumers)
         at = self.first_resumed = self.first_resumed + 1 if self.first_resumed + 1 < len(consumers) else 0
         for consumer in (*consumers[at:], *consumers[:at]) if at else consumers:
             consumer.queue.wake()

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _SHARE_MAX = 64
 class ConsumerTurns:
     """See the module."""
 
-    __slots__ = ("_active", "_next", "_ranked", "consumers", "least_first", "single_active")
+    __slots__ = ("_active", "_count", "_next", "_ranked", "consumers", "least_first", "single_active")
 
     def __init__(self) -> None:
         self.consumers: list[Consumer] = []
@@ -33,10 +34,14 @@ class ConsumerTurns:
         self._active: Consumer | None = None
         self._ranked = False
         self._next = 0
+        self._count = 0
+        """So many have come."""
 
     def add(self, consumer: Consumer) -> None:
         """A new one."""
         consumers = self.consumers
+        self._count += 1
+        consumer.number = self._count
         at = len(consumers)
         while at and consumers[at - 1].priority < consumer.priority:
             at -= 1
@@ -44,9 +49,12 @@ class ConsumerTurns:
         self._ranked = consumers[0].priority != consumers[-1].priority
 
     def remove(self, consumer: Consumer) -> None:
-        """One is gone."""
-        self.consumers.remove(consumer)
-        self._ranked = bool(self.consumers) and self.consumers[0].priority != self.consumers[-1].priority
+        """One is gone. It is not looked for among all: there may be ten thousands, which go one by one."""
+        consumers = self.consumers
+        at = bisect_left(consumers, _rank(consumer), key=_rank)
+        assert consumers[at] is consumer
+        del consumers[at]
+        self._ranked = bool(consumers) and consumers[0].priority != consumers[-1].priority
         if self._active is consumer:
             self._active = None
 
@@ -109,6 +117,11 @@ class ConsumerTurns:
         above = min((one.outstanding for one in able if one.outstanding > chosen.outstanding), default=None)
         share = -(-waiting // len(able)) if above is None else above - chosen.outstanding
         return chosen, min(chosen.credit(), max(1, min(share, _SHARE_MAX)))
+
+
+def _rank(consumer: Consumer) -> tuple[int, int]:
+    """What consumers are in order of."""
+    return -consumer.priority, consumer.number
 
 
 def _outstanding(consumer: Consumer) -> int:

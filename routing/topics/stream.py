@@ -70,7 +70,7 @@ class Stream:
         """What errors call it."""
         self.topic = topic
         self.arguments = arguments
-        self.consumers: list[Consumer] = []
+        self.consumers: dict[Consumer, None] = {}
         self.awake = False
         self.deleted = False
         self._host = host
@@ -114,7 +114,7 @@ class Stream:
         """It is deleted, or only a topic from now on: its consumers are told."""
         self.deleted = True
         self.topic.say_source(False)
-        consumers, self.consumers = self.consumers, []
+        consumers, self.consumers = self.consumers, {}
         self._reader.waits(-len(consumers))
         self._host.consumers -= len(consumers)
         self._cursors.clear()
@@ -175,7 +175,7 @@ class Stream:
             start = self._resume(known, start)
         cursor = _Cursor(consumer, self._offset_of(start, end), group)
         self._cursors[consumer] = cursor
-        self.consumers.append(consumer)
+        self.consumers[consumer] = None
         self._reader.waits(1)
         self._host.consumers += 1
         self._tracked += settings.tracked
@@ -220,7 +220,7 @@ class Stream:
 
     def detach(self, consumer: Consumer) -> None:
         """It consumes no more; before what it has unsettled is given back."""
-        self.consumers.remove(consumer)
+        del self.consumers[consumer]
         self._reader.waits(-1)
         self._host.consumers -= 1
         cursor = self._cursors.pop(consumer)

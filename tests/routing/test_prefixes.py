@@ -69,7 +69,7 @@ async def test_a_crash_while_a_prefix_is_deleted_keeps_what_the_rest_needs() -> 
         for number in range(3):
             client.publish("q", *[number] * 17_000)
             running.turn()
-        client.session.cancel(client.session.consumers[0])
+        client.session.cancel(next(iter(client.session.consumers)))
         home = running.home("q")
         assert len(client.deliveries) == 51_000
         await client.publish_safely("q", "kept")

@@ -260,7 +260,7 @@ class ServedBroker:
             self.end(number)
             self.link.answer(request, Answer(error))
             return
-        session.consumers.append(consumer)
+        session.consumers[consumer] = None
         self.link.answer(request, Answer())
         queue.wake()
 

@@ -323,7 +323,7 @@ async def test_a_deleted_queue_takes_its_messages_and_consumers_along(durable: b
         assert len(consumer.take()) == 4
         assert await broker.broker.delete_queue("q") == 6
         assert consumer.events == [("cancelled", "doomed")]
-        assert consumer.session.consumers == []
+        assert not consumer.session.consumers
         consumer.ack(1, 2)
         consumer.requeue(3)
         consumer.session.close()

@@ -235,7 +235,7 @@ class Life:
     async def cancel(self) -> None:
         client = self.client()
         if client.session.consumers:
-            client.session.cancel(self.dice.choice(client.session.consumers))
+            client.session.cancel(self.dice.choice(list(client.session.consumers)))
 
     async def settle(self) -> None:
         client = self.client()

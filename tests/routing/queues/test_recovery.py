@@ -28,7 +28,7 @@ async def test_a_clean_stop_keeps_everything_as_it_was() -> None:
         await client.consume("q")
         assert client.take_bodies() == ["1", "2", "3", "4"]
         client.ack(2)
-        client.session.cancel(client.session.consumers[0])
+        client.session.cancel(next(iter(client.session.consumers)))
         assert client.take() == []
     expected = [(body, True) for body in ("1", "3", "4")]
     expected += [(str(number), False) for number in range(5, 11)] + [("transient", False)]
@@ -115,7 +115,7 @@ async def test_other_ways_to_be_done_with_messages_are_durable_too(act: str, end
         elif act == "no_ack":
             await client.consume("q", no_ack=True)
             assert len(client.take()) == 2
-            client.session.cancel(client.session.consumers[0])
+            client.session.cancel(next(iter(client.session.consumers)))
         else:
             await running.broker.delete_queue("q")
             await running.queue("q")

@@ -383,7 +383,7 @@ async def test_a_consumer_of_damaged_records_is_told_instead_of_led_past_them() 
         running.turn()
         await running.until(lambda: bool(reader.events))
         assert (reader.events, reader.got) == ([("cancelled", "mine")], [])
-        assert stream.consumers == []
+        assert not stream.consumers
 
 
 async def test_a_disk_that_refuses_reads_is_asked_again() -> None:

@@ -336,7 +336,7 @@ async def test_if_unused_and_if_empty() -> None:
         client.take()
         with pytest.raises(PreconditionFailed, match=r"^queue 'q' in vhost '/' in use$"):
             await broker.delete_queue("q", if_unused=True)
-        client.session.cancel(client.session.consumers[0])
+        client.session.cancel(next(iter(client.session.consumers)))
         assert await broker.delete_queue("q", if_unused=True, if_empty=True) == 0
 
 
