@@ -112,8 +112,13 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
         return ("binding", vhost, common.exchange, kind, destination, self.pattern, common.syntax, common.arguments_key)
 
 
-BindingsTo = dict[Destination, dict[Binding, None]]
-"""The bindings of a virtual host by where they lead."""
+class BindingsTo(dict[Destination, dict[Binding, None]]):
+    """The bindings of a virtual host by where they lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: dict[str, set[str]] = {}
+        """By the name of an exchange to which others are bound, which these are: of one there may be many bindings."""
 
 
 def sharing(binding: Binding, others: dict[Binding, None] | None) -> Binding:
@@ -159,6 +164,8 @@ class BindingsFrom:
         """Add one that is not there."""
         destination = binding.destination
         self._to.setdefault(destination, {})[binding] = None
+        if destination not in self._counts and destination[0] == "exchange":
+            self._to.sources.setdefault(destination[1], set()).add(self._source)
         self._counts[destination] = self._counts.get(destination, 0) + 1
         self._count += 1
 
@@ -172,4 +179,12 @@ class BindingsFrom:
         counts[destination] -= 1
         if not counts[destination]:
             del counts[destination]
+            if destination[0] == "exchange":
+                self._leads_there_no_more(destination[1])
         self._count -= 1
+
+    def _leads_there_no_more(self, name: str) -> None:
+        sources = self._to.sources
+        sources[name].discard(self._source)
+        if not sources[name]:
+            del sources[name]

@@ -51,7 +51,7 @@ class Exchange:
         self.internal = internal
         self.arguments = dict(arguments or {})
         self.matcher: Matcher = make_matcher(kind, self.arguments)
-        self.bindings = BindingsFrom(name, {} if bindings_to is None else bindings_to)
+        self.bindings = BindingsFrom(name, BindingsTo() if bindings_to is None else bindings_to)
         self.alternate: str | None = None
         """The exchange that takes what leads nowhere from here."""
         self.delayed = False

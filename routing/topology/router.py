@@ -69,7 +69,7 @@ class Router:
             return
         found = self._vhost.exchanges.get(exchange) if binding is not None else None
         tokens = found.matcher.tokens(binding) if found is not None and binding is not None else None
-        bindings_to, alternate_of = self._vhost.bindings_to, self._vhost.alternate_of
+        bound_to, alternate_of = self._vhost.bindings_to.sources, self._vhost.alternate_of
         seen = {exchange}
         pending = [exchange]
         while pending:
@@ -79,8 +79,7 @@ class Router:
                 self._cached -= cache.drop_matching(tokens)
             elif cache is not None:
                 self._cached -= len(self._by_exchange.pop(name).routes)
-            sources = {binding.exchange for binding in bindings_to.get(("exchange", name), ())}
-            sources = (sources | alternate_of.get(name, set())) - seen
+            sources = (bound_to.get(name, set()) | alternate_of.get(name, set())) - seen
             seen |= sources
             pending += sources
 

@@ -53,7 +53,7 @@ class VirtualHost:
         """Who is connected, by what owns exclusive queues."""
         self.attending: set[object] = set()
         """Those of them who may only ask for operations of administration; no limit counts them."""
-        self.bindings_to: BindingsTo = {}
+        self.bindings_to = BindingsTo()
         self.binding_count = 0
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(name, kind, internal=internal, bindings_to=self.bindings_to)

@@ -197,7 +197,7 @@ def test_the_order_of_arguments_does_not_matter() -> None:
 
 
 def test_exchanges_that_lead_to_the_same_queue_have_their_own_bindings() -> None:
-    there: BindingsTo = {}
+    there = BindingsTo()
     first, second = (Exchange(name, "direct", bindings_to=there) for name in "ab")
     queue = ("queue", "q")
     mine = [Binding.make("a", queue, key, {}, "amqp") for key in ("1", "2")]
@@ -214,3 +214,19 @@ def test_exchanges_that_lead_to_the_same_queue_have_their_own_bindings() -> None
     assert not second.bindings
     assert first.remove(mine[1])
     assert not there
+
+
+def test_which_exchanges_lead_to_another_is_known_as_long_as_one_binding_does() -> None:
+    there = BindingsTo()
+    first, second = (Exchange(name, "direct", bindings_to=there) for name in "ab")
+    bindings = [Binding.make(name, ("exchange", "x"), key, {}, "amqp") for name, key in ("a1", "a2", "b1")]
+    for exchange, binding in zip((first, first, second), bindings, strict=True):
+        exchange.add(binding)
+    first.add(Binding.make("a", ("queue", "q"), "", {}, "amqp"))
+    assert there.sources == {"x": {"a", "b"}}
+    assert first.remove(bindings[0])
+    assert there.sources == {"x": {"a", "b"}}
+    assert first.remove(bindings[1])
+    assert there.sources == {"x": {"b"}}
+    assert second.remove(bindings[2])
+    assert not there.sources

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from core_log.memory_files import MemoryFiles
 from routing.broker import Broker, open_broker
 from routing.key_patterns import matches, parse_pattern
 from routing.message import Properties, Slab
+from routing.topology.binding import Binding
 from routing.topology.route import Route
 from routing.topology.route_cache import RouteCache
 
@@ -123,3 +125,23 @@ async def test_keys_that_lead_to_the_same_queues_share_a_route_whatever_comes_an
         assert routes["a"] is not routes["x"]
         await broker.delete_queue("r")
         assert len(router._equal) == 1, "routes that nobody goes by are gone"
+
+
+async def test_a_binding_does_not_look_at_all_that_lead_to_its_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    many, looked = 1000, 0
+
+    def exchange(binding: Binding) -> str:
+        nonlocal looked
+        looked += 1
+        return binding.common.exchange
+
+    async with open_broker(MemoryFiles()) as broker:
+        await broker.declare_queue("q")
+        for name in ("entrance", "inner"):
+            await broker.declare_exchange(name, "topic")
+        for number in range(many):
+            await broker.bind("exchange", "inner", "entrance", f"{number}.#")
+        await _publish(broker, "entrance", "1.a")
+        monkeypatch.setattr(Binding, "exchange", property(exchange))
+        await broker.bind("queue", "q", "inner", "1.b")
+        assert 0 < looked < many / 10
