@@ -2,7 +2,8 @@
 
 1. The group's epoch rises when a member comes, goes, or wants other topics, and when these change; with the next word
    of any member it is divided anew (`assignors.py`), and each goes to its target by itself (`consumer_member.py`). The
-   others read on meanwhile.
+   others read on meanwhile. A large group is divided for all who come within some milliseconds at once; until then a
+   new member has nothing, as with Kafka 4.3 (KIP-1263).
 2. A partition has one owner at a time (`owners`): it is the next one's when the one before has said that it reads it no
    more, or is out: not heard of for the session's time, or not done revoking in its rebalance time.
 3. A heartbeat with nothing new costs no more than a few comparisons, however many partitions there are.
@@ -61,6 +62,8 @@ _PATTERNS_MAX = 1000
 _SETTLED_HEARTBEAT_MS_MIN = 800
 _BEAT_MS_PER_MEMBER, _UNSETTLED_BEAT_MS_PER_MEMBER = 4, 1
 """What the members of a large group say is not to be all that the broker does."""
+_SHARES_PER_MS = 100
+"""Nor is dividing it: after each time so many members and partitions are a millisecond's rest. It takes a tenth."""
 
 
 class ConsumerGroup:
@@ -106,7 +109,7 @@ class ConsumerGroup:
         self._instances: dict[str, str] = {}
         self._owners: dict[Place, str] = {}
         self._releases = 0
-        self._unsettled_until_ms = 0
+        self._unsettled_until_ms = self._divided_until_ms = 0
 
     # ---- what members say
 
@@ -127,9 +130,11 @@ class ConsumerGroup:
     def _take(self, member: ConsumerMember, beat: Beat, *, is_new: bool) -> None:
         """A member is there, and gets as near to what it is to have as it can."""
         self._heard_of(member)
-        if self._listen(member, beat) | self._topics_changed() | is_new:
+        wants_others = self._listen(member, beat)
+        if wants_others | self._topics_changed() | is_new:
             self._bump()
-        if self.epoch != self.assignment_epoch:
+        at_once = member.classic is not None or (wants_others and not is_new)
+        if self.epoch != self.assignment_epoch and (at_once or self._now_ms() >= self._divided_until_ms):
             self._divide()
         self._reconcile(member, beat.owned)
 
@@ -342,6 +347,8 @@ class ConsumerGroup:
                 self._touch(member_id)
         self.target = target
         self.assignment_epoch = self.epoch
+        shares = len(target) + sum(count for _, count in self.metadata.values())
+        self._divided_until_ms = self._now_ms() + shares // _SHARES_PER_MS
         self._touch_head()
 
     def _reconcile(self, member: ConsumerMember, owned: Places | None) -> None:

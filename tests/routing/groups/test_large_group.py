@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from routing.groups.assignors import NOWHERE, Places
+import pytest
+
+from routing.groups.assignors import ASSIGNORS, NOWHERE, Places, uniform
 from routing.groups.consumer_group import ConsumerGroup, GroupTimes
 from routing.groups.consumer_member import JOINING, LEAVING, Beat
 from tests.routing.groups.clock import Timers
@@ -104,3 +107,31 @@ def test_nothing_stands_still_for_long_while_members_are_restarted() -> None:
         f"stopped for {it.stop_ms} ms at most; {it.beats} heartbeats, {it.beats_s / it.beats * 1e6:.0f} us each, "
         f"{it.quiet_s / it.quiet_beats * 1e6:.1f} us with nothing new"
     )
+
+
+def test_those_who_come_together_have_it_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided = 0
+
+    def counted(*arguments: Any) -> dict[str, Places]:
+        nonlocal divided
+        divided += 1
+        return uniform(*arguments)
+
+    monkeypatch.setitem(ASSIGNORS, "uniform", counted)
+    it = Restarted()
+    members = [Process(it, f"m{number:03}") for number in range(MEMBERS)]
+    assert divided == 1
+    it.timers.pass_ms(2_000)
+    assert divided == 2
+    assert {len(member.owned) for member in members} == {TOPICS * PARTITIONS // MEMBERS}
+
+
+def test_a_small_group_is_divided_for_each_who_comes() -> None:
+    it = Restarted()
+    it.topics.set("t0", 10)
+    group = it.group
+    for number in range(3):
+        group.heartbeat(
+            Beat(f"m{number}", JOINING, owned=NOWHERE, rebalance_timeout_ms=30_000, topics=frozenset(["t0"]))
+        )
+        assert group.assignment_epoch == group.epoch == number + 1
