@@ -107,7 +107,7 @@ class Consumer:
         self.priority = priority
         """Consumers of a higher one go first."""
         self.number = 0
-        """The how manieth it was that came to its queue."""
+        """Those that came to its queue before have lower ones."""
         self.outstanding = 0
         self.level = -1
         """The highest message priority among what it holds, where the queue limits what it may hold of lower ones."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from routing.consumer import Got
-from routing.errors import LedHere, StorageUnavailable
+from routing.errors import LedHere, NotLeader, StorageUnavailable
 from routing.unsettled import Unsettled
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ async def is_served(queue: Queue) -> bool:
 
 
 async def get_elsewhere(session: Session, queue: Queue, *, no_ack: bool) -> Got | None:
-    """`Session.get`. Raises StorageUnavailable, NotFound."""
+    """`Session.get`. Raises StorageUnavailable, NotFound; NotLeader for another broker, which asks the next leader."""
+    if session.protocol == "peer":
+        raise NotLeader(f"queue '{queue.name}' in vhost '{queue.vhost}' is led elsewhere now")
     try:
         found = await queue.take_one(no_ack=no_ack)
     except LedHere:

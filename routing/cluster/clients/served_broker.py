@@ -29,7 +29,7 @@ from routing.cluster.clients.served import PeerConsumer, ServedLink, Sink
 from routing.cluster.clients.served_commands import ServedCommands
 from routing.cluster.clients.served_logs import ServedLogs
 from routing.cluster.clients.streams import Records
-from routing.errors import BrokerError, NotFound, PreconditionFailed
+from routing.errors import BrokerError, NotFound, NotLeader, PreconditionFailed
 from routing.message import Slab
 from routing.publishing.deduplication import put
 from routing.publishing.overflowing import deliver_refused
@@ -376,6 +376,8 @@ class ServedBroker:
         self._getting.append(number)
         try:
             got = await session.get(queue.name, no_ack=no_ack)
+        except NotLeader:
+            answer = Answer(NotLed())
         except BrokerError as error:
             answer = Answer(error)
         else:

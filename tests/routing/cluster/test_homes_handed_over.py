@@ -23,7 +23,7 @@ from routing.topics.topic_partition import TopicPartition
 from routing.topology.parked import DELAYED_PREFIX
 from tests.core_log.helpers import read_all
 from tests.routing.cluster.test_topics_handed_over import led
-from tests.routing.harness import Client
+from tests.routing.harness import Client, body_of
 from tests.support.home_cluster import Member, Mesh, mesh, until
 
 TTL_MS = 50
@@ -76,6 +76,39 @@ async def test_who_hands_over_waits_for_dead_letters_that_are_under_way(home: in
             await until(lambda: leader.count("dead"))
             found += [body for body, _ in await leader.drain("dead")]
         assert found == ["0", "1", "2", "last"]
+
+
+async def test_who_gets_a_message_meanwhile_has_it_from_the_next_leader() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one, two = brokers.members[1], brokers.members[2]
+        await declared(brokers, {"q": 0})
+        assert one.leads(0)
+        await one.client().publish_safely("q", "x", "y")
+        role, swap, asked, found = one.part.role_of("home-0"), one.part.states._swap, trio.Event(), list[str]()
+
+        async def swap_later(of: Leader, change: Change) -> None:
+            if of is role:
+                await asked.wait()
+            await swap(of, change)
+
+        async def get(member: Member) -> None:
+            got = await member.client().session.get("q", no_ack=False)
+            assert got is not None
+            found.append(body_of(got))
+
+        one.part.states._swap = swap_later  # type: ignore[method-assign]
+        await one.one.members.update(draining=True)
+        await until(lambda: role is not None and role.handing_over)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                one.home("q").suspended = True
+                nursery.start_soon(get, one)
+                nursery.start_soon(get, two)
+                await trio.testing.wait_all_tasks_blocked(0.005)
+                assert not found
+                asked.set()
+        assert sorted(found) == ["x", "y"]
+        await one.one.members.update(draining=False)
 
 
 async def park(topic_at: Member, partition: TopicPartition) -> None:
