@@ -1,17 +1,19 @@
 """Having a queue give out again what was taken from it: copies of what its history holds (`queues/history.py`).
 
 Copies stand at the end of the line, in the order of the originals, with the header `x-replayed`. They are not retained
-again. What waits in the queue, or is with a consumer, does not come twice.
+again. What waits in the queue, or is with a consumer, does not come twice. Once another broker leads the queue it is
+said how far this has come, and the rest is asked of that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from routing.errors import LimitExceeded, NotFound, PreconditionFailed
+from routing.elsewhere import SERVED_WITHIN_S, is_served
+from routing.errors import LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.message import Properties, Slab
 from routing.property_editors import editable, editor_of
 from routing.queues.offset_set import Range
@@ -20,10 +22,12 @@ from routing.queues.waiting import live_ranges
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.queues.queue import Queue
 
 HEADER = "x-replayed"
+_LOOK_S = 0.02
 _PART_MAX = 500
 """Messages that are copied in one turn."""
 
@@ -36,13 +40,45 @@ class Rewound(NamedTuple):
     last: int
 
 
+class _Copies:
+    """Waits until all is safe, at the next leader, too, if it is led elsewhere before that."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._open = 0
+        self._error: StorageUnavailable | None = None
+        self._over = trio.Event()
+
+    async def add(self, targets: Sequence[tuple[PartitionLog, int]]) -> None:
+        """These logs have to get so far; return when there is room for more."""
+        self._open += 1
+        self._broker.commits.when_committed(targets, self._done)
+        self._broker.end_turn()
+        await self._broker.flusher.wait_for_room()
+        await trio.lowlevel.checkpoint()
+
+    def _done(self, error: StorageUnavailable | None) -> None:
+        self._open -= 1
+        self._error = self._error or error
+        self._over.set()
+
+    async def committed(self) -> None:
+        """Raises StorageUnavailable."""
+        self._broker.want_turn()  # followers are asked to sync then
+        while self._open:
+            self._over = trio.Event()
+            await self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+
 async def rewind(
     broker: Broker, queue: Queue, since_ms: int, *, after: int, before: int | None, limit: int, dry_run: bool
 ) -> Rewound:
     """Publish again to `queue` what was published since a time and is settled, of the offsets between `after` and
-    `before`, at most `limit` messages.
+    `before`, at most `limit` messages, and no more once the queue is gone, or another broker's.
 
-    Raises PreconditionFailed (nothing is retained), LimitExceeded, StorageUnavailable, NotFound (the queue is gone).
+    Raises PreconditionFailed (nothing is retained), LimitExceeded, StorageUnavailable.
     """
     ranges = [
         (max(first, after + 1), min(first + count, before or first + count) - max(first, after + 1))
@@ -52,14 +88,14 @@ async def rewind(
     total = sum(count for _, count in ranges)
     if dry_run:
         return Rewound(0, total, after)
-    route = Route([queue], [], retained=False)
+    route, copies = Route([queue], [], retained=False), _Copies(broker)
     done, last = 0, after
     for first, count in ranges:
-        while count and done < limit:
-            number = await _replay(broker, queue, route, first, min(count, limit - done, _PART_MAX))
+        while count and done < limit and await _takes(queue, route):
+            number = await _replay(copies, queue, route, first, min(count, limit - done, _PART_MAX))
             first, count, done = first + number, count - number, done + number
             last = first - 1
-    await _committed(broker, route)
+    await copies.committed()
     return Rewound(done, total - done, last)
 
 
@@ -103,28 +139,39 @@ def _with_consumers(broker: Broker, queue: Queue) -> Iterator[Range]:
                 yield from runs_of(entry.offsets_of(entry.first, entry.end))
 
 
-async def _replay(broker: Broker, queue: Queue, route: Route, first: int, count: int) -> int:
+async def _takes(queue: Queue, route: Route) -> bool:
+    """Wait until the queue takes copies here, as another broker may be about to lead it; False once that does. Raises
+    StorageUnavailable.
+    """
+    until_s = trio.current_time() + SERVED_WITHIN_S
+    while await is_served(queue):
+        failed = route.error()
+        if failed is None:
+            return True
+        if trio.current_time() >= until_s:
+            raise failed
+        await trio.sleep(_LOOK_S)
+    return False
+
+
+async def _replay(copies: _Copies, queue: Queue, route: Route, first: int, count: int) -> int:
     """Publish some messages from `first` on, within a slab; how many are dealt with."""
     partition = queue.partition
-    if queue.deleted or queue.history is None:
-        raise NotFound(f"no queue '{queue.name}' in vhost '{queue.vhost}'")
+    if queue.history is None:
+        raise PreconditionFailed(f"queue '{queue.name}' in vhost '{queue.vhost}' retains nothing any more")
     entry = partition.find(first)
     if entry is None:
         await partition.load_now(first, queue.history)
+        if not await _takes(queue, route):
+            return 0
         entry = partition.find(first)
         if entry is None:
             return 1
     stop = min(entry.end, first + count)
     slab = _marked(entry.slab.part(first - entry.first, stop - entry.first))
-    failed = route.error()
-    if failed is not None:
-        raise failed
     if route.guarded and route.room(slab.bodies) < len(slab.bodies):
         raise LimitExceeded(f"queue '{queue.name}' in vhost '{queue.vhost}' is full")
-    route.deliver(slab)
-    broker.end_turn()
-    await broker.flusher.wait_for_room()
-    await trio.lowlevel.checkpoint()
+    await copies.add(route.deliver(slab))
     return stop - first
 
 
@@ -140,10 +187,3 @@ def _marked(slab: Slab) -> Slab:
         slab.exchange, slab.routing_key, common, slab.bodies, slab.size,
         keys=slab.keys, raws=None if raws is None else marked, facts=slab.facts,
     )  # fmt: skip
-
-
-async def _committed(broker: Broker, route: Route) -> None:
-    """Wait until everything is safe. Raises StorageUnavailable."""
-    broker.end_turn()
-    broker.want_turn()  # followers are asked to sync then
-    await broker.commits.committed([(home.log, home.next_offset) for home in route.durable_homes])

@@ -13,6 +13,7 @@ import trio.testing
 from core_log.record_batch import BatchBuilder, validate
 from core_log.replication.leader import Leader
 from core_log.replication.state import Change
+from routing.administration import administer
 from routing.cluster.clients.transaction_effects import Target
 from routing.cluster.metadata.log_names import TRANSACTIONS, log_of_kind
 from routing.republishing.dead_letters import _Flight
@@ -108,6 +109,46 @@ async def test_who_gets_a_message_meanwhile_has_it_from_the_next_leader() -> Non
                 assert not found
                 asked.set()
         assert sorted(found) == ["x", "y"]
+        await one.one.members.update(draining=False)
+
+
+async def test_a_rewind_goes_on_at_the_next_leader() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one = brokers.members[1]
+        await declared(brokers, {"q": 0}, **{"x-retain": "1h"})
+        assert one.leads(0)
+        client = one.client()
+        for number in range(200):
+            client.publish("q", number)
+            one.turn()
+        await until(lambda: one.count("q") == 200)
+        await one.drain("q")
+        await one.synced()
+        role, moved = one.part.role_of("home-0"), False
+        given: dict[str, Any] = {"name": "q", "since_ms": 0}
+        wait_for_room = one.broker.flusher.wait_for_room
+
+        async def hand_over() -> None:
+            nonlocal moved
+            if not moved:
+                moved = True
+                await one.one.members.update(draining=True)
+                await until(lambda: role is not None and role.closed_until_s is not None)
+            await wait_for_room()
+
+        one.broker.flusher.wait_for_room = hand_over  # type: ignore[method-assign]
+        replayed, left = list[int](), 1
+        with trio.fail_after(20):
+            while left:
+                done = await administer(one.broker, "guest", "queues.rewind", given)
+                given |= {"after": done["last"], "before": done["before"]}
+                replayed.append(done["replayed"])
+                left = done["left"]
+        assert moved
+        assert not one.leads(0)
+        leader = await brokers.settled(0)
+        assert [body for body, _ in await leader.drain("q")] == [str(number) for number in range(200)]
+        assert sum(replayed) == 200
         await one.one.members.update(draining=False)
 
 
