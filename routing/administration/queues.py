@@ -223,7 +223,8 @@ async def rewind_queue(
     end = queue.partition.next_offset if before is None else before
     done = await rewind(broker, queue, since_ms, after=after, before=end, limit=MOVED_MAX, dry_run=dry_run)
     if queue.deleted and done.left and not done.replayed:
-        return await rewind_queue(broker, user, name, since_ms, vhost, dry_run, after, end)  # another's now, or gone
+        there = await rewind_queue(broker, user, name, since_ms, vhost, dry_run, after, end)  # another's now, or gone
+        return there
     return {**done._asdict(), "before": end}
 
 

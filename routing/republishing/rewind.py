@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from routing.elsewhere import SERVED_WITHIN_S, is_served
+from routing.elsewhere import LOOK_S, SERVED_WITHIN_S, is_served
 from routing.errors import LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.message import Properties, Slab
 from routing.property_editors import editable, editor_of
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from routing.queues.queue import Queue
 
 HEADER = "x-replayed"
-_LOOK_S = 0.02
 _PART_MAX = 500
 """Messages that are copied in one turn."""
 
@@ -150,7 +149,7 @@ async def _takes(queue: Queue, route: Route) -> bool:
             return True
         if trio.current_time() >= until_s:
             raise failed
-        await trio.sleep(_LOOK_S)
+        await trio.sleep(LOOK_S)
     return False
 
 
