@@ -51,8 +51,8 @@ class _Copies:
     async def add(self, targets: Sequence[tuple[PartitionLog, int]]) -> None:
         """These logs have to get so far; return when there is room for more."""
         self._open += 1
+        self._broker.end_turn()  # it is appended, so that its sync can be asked for
         self._broker.commits.when_committed(targets, self._done)
-        self._broker.end_turn()
         await self._broker.flusher.wait_for_room()
         await trio.lowlevel.checkpoint()
 
