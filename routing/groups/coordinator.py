@@ -243,8 +243,11 @@ class Coordinator:
     async def prepare(self, group: str, beat: Beat) -> None:
         """Call it before `beat`: what takes long is done while others have their turn. Raises GroupError."""
         self._require_here(group)
-        if beat.pattern:
-            await self._patterns.prepare(beat.pattern)
+        pattern, found = beat.pattern, self.groups.get(group)
+        if pattern is None and isinstance(found, MixedGroup) and beat.member_id in found.members:
+            pattern = found.members[beat.member_id].pattern  # after a start nothing is known of it yet
+        if pattern:
+            await self._patterns.prepare(pattern)
 
     def beat(self, group: str, beat: Beat, answer: Callable[[Beaten], None]) -> None:
         """See `ConsumerGroup.heartbeat`. Raises GroupError."""

@@ -14,7 +14,8 @@ from routing.groups.errors import InvalidPattern
 from routing.topics.topic_ids import Topics
 
 PATTERN_BYTES_MAX = 4096
-_PATTERNS_MAX = 1000
+_PATTERNS_MAX, _NAMES_MAX = 10_000, 1_000_000
+"""So many are known, of so many names in all: others are held against all topics again whenever one comes or goes."""
 
 
 class _Found(NamedTuple):
@@ -32,6 +33,8 @@ class Patterns:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._found: dict[str, _Found] = {}
+        self._names = 0
+        """In all of them."""
 
     def matching(self, pattern: str) -> frozenset[str]:
         """The names of topics that match as a whole. Raises InvalidPattern."""
@@ -48,14 +51,18 @@ class Patterns:
 
     async def prepare(self, pattern: str) -> None:
         """Have `matching` find most of it done. Raises InvalidPattern."""
-        if pattern not in self._found:
-            expression, version = compiled(pattern), self._topics.version
+        found, version = self._found.get(pattern), self._topics.version
+        if found is None or (found.version != version and self._topics.changed_since(found.version) is None):
+            expression = compiled(pattern) if found is None else found.expression
             self._keep(pattern, _Found(expression, await matching(expression, self._topics), version))
 
     def _keep(self, pattern: str, found: _Found) -> _Found:
-        if pattern not in self._found and len(self._found) >= _PATTERNS_MAX:
-            del self._found[next(iter(self._found))]
-        self._found[pattern] = found
+        known = self._found
+        before = known.pop(pattern, None)
+        self._names += len(found.names) - (len(before.names) if before is not None else 0)
+        while known and (len(known) >= _PATTERNS_MAX or self._names > _NAMES_MAX):
+            self._names -= len(known.pop(next(iter(known))).names)
+        known[pattern] = found
         return found
 
 

@@ -39,6 +39,7 @@ from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
 from routing.groups.mixed_group import MixedGroup
 from routing.topics.offset_store import Committed
+from tests.support.turns import Turns
 
 DAY_MS = 86_400_000
 shift_ms = 0
@@ -342,3 +343,19 @@ async def test_the_log_stays_short_however_often_members_come_and_go() -> None:
         with trio.fail_after(5):
             while log.size_bytes > GARBAGE_BYTES_MIN:
                 await trio.sleep(0.001)
+
+
+async def test_what_a_kept_pattern_stands_for_is_looked_up_in_bites() -> None:
+    files, slow = MemoryFiles(), "(.{0,30}){0,30}x"
+    async with engine(files) as broker:
+        for number in range(40):
+            await broker.create_topic("ab" * 120 + str(number), partitions=1, config={})
+        await beat(broker, "m", topics=frozenset(), pattern=slow)
+    async with engine(files) as broker, trio.open_nursery() as nursery:
+        others = Turns()
+        nursery.start_soon(others.take)
+        await trio.lowlevel.checkpoint()
+        others.count = 0
+        await broker.groups.prepare("g", Beat("m", 1))
+        assert others.count >= 5
+        nursery.cancel_scope.cancel()

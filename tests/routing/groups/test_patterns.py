@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 import pytest
 import trio
 
+import routing.groups.patterns
 from routing.groups.errors import InvalidPattern
 from routing.groups.patterns import Patterns
 from tests.routing.groups.topics import FakeTopics
@@ -22,7 +24,8 @@ async def test_they_mean_what_they_would_if_they_were_looked_at_anew(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.topics.topic_ids._CHANGES_MAX", 10)
-    monkeypatch.setattr("routing.groups.patterns._PATTERNS_MAX", 4)
+    monkeypatch.setattr("routing.groups.patterns._PATTERNS_MAX", 4 if seed % 2 else 1000)
+    monkeypatch.setattr("routing.groups.patterns._NAMES_MAX", 40)
     choose = random.Random(seed)
     topics = FakeTopics()
     patterns = Patterns(topics)
@@ -72,3 +75,25 @@ async def test_what_is_none_is_refused() -> None:
             Patterns(FakeTopics()).matching(pattern)
         with pytest.raises(InvalidPattern):
             await Patterns(FakeTopics()).prepare(pattern)
+
+
+async def test_a_topic_that_comes_is_the_only_one_that_many_patterns_are_held_against(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics, patterns, looked = FakeTopics(), 2000, 0
+    for number in range(10):
+        topics.set(f"t{number}", 1)
+    known = Patterns(topics)
+    for number in range(patterns):
+        known.matching(f"t{number}.*")
+
+    def matches(expression: Any, name: str) -> bool:
+        nonlocal looked
+        looked += 1
+        return real(expression, name)
+
+    real = routing.groups.patterns._matches
+    monkeypatch.setattr("routing.groups.patterns._matches", matches)
+    topics.set("t1999x", 1)
+    assert sum(len(known.matching(f"t{number}.*")) for number in range(patterns)) == 10 + 4
+    assert looked == patterns
