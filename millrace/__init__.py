@@ -6,7 +6,7 @@ The first three are for trio programs; those that begin with "Blocking" need no 
 from protocols.native.clients.blocking import BlockingClient, FetchResult, TopicDescription
 from protocols.native.clients.blocking_consumer import BlockingConsumer
 from protocols.native.clients.blocking_group import BlockingGroupConsumer, BlockingRebalanceListener
-from protocols.native.clients.blocking_producer import BlockingProducer
+from protocols.native.clients.blocking_producer import BlockingDelivery, BlockingProducer
 from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
 from protocols.native.clients.client import Client, LinkConfig
 from protocols.native.clients.client_tls import tls_context
@@ -52,6 +52,7 @@ __all__ = [
     "Blocked",
     "BlockingClient",
     "BlockingConsumer",
+    "BlockingDelivery",
     "BlockingGroupConsumer",
     "BlockingProducer",
     "BlockingRebalanceListener",

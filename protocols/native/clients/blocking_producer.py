@@ -28,10 +28,10 @@ from protocols.native.clients.hooks import Partitioner, ProducerHooks, ProducerI
 from protocols.native.clients.partitioner import KeyPartitions
 from protocols.native.clients.records import (
     Acks,
-    BatchDraft,
     Draft,
     Headers,
     RecordMetadata,
+    SentBatch,
     acks_of,
     as_bytes,
     as_headers,
@@ -51,6 +51,38 @@ from protocols.native.errors import (
 )
 
 _RETRY_BACKOFF_S = 0.1
+
+
+class BlockingDelivery:
+    """The fate of one record."""
+
+    __slots__ = ("_draft", "_index", "_partition", "_producer")
+
+    def __init__(self, producer: BlockingProducer, draft: SentBatch, index: int, partition: int) -> None:
+        self._producer = producer
+        self._draft = draft
+        self._index = index
+        self._partition = partition
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns, or raises, at once."""
+        return self._draft.finished
+
+    def result(self) -> RecordMetadata:
+        """Where the record lies. Sends all that the producer has taken, if the record was not sent yet.
+
+        Raises the error that kept it from being stored. ConnectionLost if nobody will send it any more: it was taken
+        before the process forked.
+        """
+        draft = self._draft
+        if not draft.finished:
+            self._producer._flush_for(draft)
+        if draft.error is not None:
+            raise draft.error
+        if not draft.finished:
+            raise ConnectionLost("the record is not this producer's to send any more")
+        return draft.metadata(self._partition, self._index)
 
 
 class BlockingProducer(ClientUser):
@@ -96,11 +128,12 @@ class BlockingProducer(ClientUser):
         self._topics: dict[str, KeyPartitions] = {}
         self._ids = TopicIds()
         self._sticky: dict[str, int] = {}
-        self._drafts: dict[tuple[str, int], BatchDraft] = {}
+        self._drafts: dict[tuple[str, int], SentBatch] = {}
         self._left: tuple[dict[tuple[str, int], Draft], dict[tuple[str, int], bytes]] = {}, {}
         """What is under way, or was when a call was interrupted, and the batches that were made of it. Nothing is taken
         out before it is known what became of it: a signal may come between any two steps.
         """
+        self._untold: MillraceError | None = None
         tell_when_forked(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -111,6 +144,7 @@ class BlockingProducer(ClientUser):
     def forked(self) -> None:
         """See `forks.py`: what was taken is the parent's to send."""
         self._drafts, self._left, self._sequences, self._producer_id = {}, ({}, {}), {}, None
+        self._untold = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -133,7 +167,8 @@ class BlockingProducer(ClientUser):
         (left, built), self._left = self._left, ({}, {})
         drafts, self._drafts = self._drafts, {}
         for key, draft in (*left.items(), *drafts.items()):
-            if isinstance(draft, BatchDraft):
+            if isinstance(draft, SentBatch):
+                draft.finish(-1, closed)
                 self._hooks.tell([None] * draft.count, closed)
                 sent = built.get(key, draft) if draft is left.get(key) else draft
                 tell_failed(*key, sent, closed, self._failed_sink)
@@ -146,9 +181,9 @@ class BlockingProducer(ClientUser):
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-    ) -> None:
-        """Take a record; it is stored when `flush` has returned. Raises what `flush` does, and UnknownPartition;
-        TypeError and ValueError for what cannot be stored.
+    ) -> BlockingDelivery:
+        """Take a record; it is stored when `flush` has returned, or `result()` of what this returns, which says where.
+        Raises what `flush` does, and UnknownPartition; TypeError and ValueError for what cannot be stored.
         """
         value = None if value is None else as_bytes(value)
         key = None if key is None else as_bytes(key)
@@ -169,8 +204,10 @@ class BlockingProducer(ClientUser):
             self.flush()
             draft = None
         if draft is None:
-            draft = self._drafts[topic, partition] = BatchDraft(wall_clock_ms())
-        draft.add(value, key, headers, timestamp_ms, size)
+            draft = self._drafts[topic, partition] = SentBatch(wall_clock_ms())
+        delivery = BlockingDelivery(self, draft, draft.count, partition)
+        draft.add(value, key, headers, timestamp_ms, size)  # last: who is interrupted before it has sent nothing
+        return delivery
 
     def _learn(self, topic: str) -> KeyPartitions:
         return self._know(topic, self.client.topics([topic], create_missing=True)[topic])
@@ -190,7 +227,7 @@ class BlockingProducer(ClientUser):
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-    ) -> None:
+    ) -> BlockingDelivery:
         hooks = self._hooks
         record = hooks.outgoing(ProducerRecord(topic, value, key, headers, partition, timestamp_ms))
         topic, value, key = record.topic, record.value, record.key
@@ -203,7 +240,7 @@ class BlockingProducer(ClientUser):
         except MillraceError as error:
             hooks.tell([None], error)
             raise
-        BlockingProducer.send(self, topic, value, key, record.headers, record.partition, record.timestamp_ms)
+        return BlockingProducer.send(self, topic, value, key, record.headers, record.partition, record.timestamp_ms)
 
     def _sequences_of(self, key: tuple[str, int]) -> Sequences:
         found = self._sequences.get(key)
@@ -240,6 +277,19 @@ class BlockingProducer(ClientUser):
         self._send_left()
         for topic, known in self._topics.items():
             self._sticky[topic] = (self._sticky[topic] + 1) % known.partitions
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+
+    def _flush_for(self, draft: SentBatch) -> None:
+        """`flush`, where the error of other records is left to who calls that next."""
+        try:
+            self.flush()
+        except MillraceError as error:
+            if not draft.finished:
+                raise
+            if draft.error is None:
+                self._untold = error
 
     def send_drafts(self, drafts: Mapping[tuple[str, int], Draft]) -> None:
         """Send batches by topic and partition, behind what was taken before, and wait for the answer.
@@ -261,37 +311,28 @@ class BlockingProducer(ClientUser):
         try:
             self._store(drafts, built, stored)
         except MillraceError as error:
+            _finish(drafts, stored, error)
             self._left = {}, {}
-            self._tell(drafts, stored, error)
+            self._tell(drafts)
             raise
         except BaseException:  # what a signal's handler raised: Ctrl-C, SystemExit, a time that is up
+            sent = {key: drafts[key] for key in stored}
+            _finish(sent, stored, None)
             left = {key: draft for key, draft in drafts.items() if key not in stored}
             self._left = left, {key: built[key] for key in left if key in built}
-            self._tell({key: drafts[key] for key in stored}, stored, None)
+            self._tell(sent)
             raise
+        _finish(drafts, stored, None)
         self._left = {}, {}
-        self._tell(drafts, stored, None)
+        self._tell(drafts)
 
-    def _tell(
-        self,
-        drafts: Mapping[tuple[str, int], Draft],
-        stored: Mapping[tuple[str, int], int],
-        failure: MillraceError | None,
-    ) -> None:
+    def _tell(self, drafts: Mapping[tuple[str, int], Draft]) -> None:
         if not self._hooks.interceptors:
             return
-        for (topic, partition), draft in drafts.items():
-            offset = stored.get((topic, partition))
-            if not isinstance(draft, BatchDraft):
-                continue
-            if offset is None:
-                self._hooks.tell([None] * draft.count, failure)
-                continue
-            places = [
-                RecordMetadata(partition, -1 if offset < 0 else offset + index, draft.timestamp_of(index))
-                for index in range(draft.count)
-            ]
-            self._hooks.tell(places, None)
+        for (_, partition), draft in drafts.items():
+            if isinstance(draft, SentBatch):
+                places = [None if draft.error else draft.metadata(partition, index) for index in range(draft.count)]
+                self._hooks.tell(places, draft.error)
 
     def _store(
         self,
@@ -310,7 +351,7 @@ class BlockingProducer(ClientUser):
             self._deliver(built, stored, refused)
         except MillraceError as error:
             for key, draft in drafts.items():
-                if key not in stored and isinstance(draft, BatchDraft):
+                if key not in stored and isinstance(draft, SentBatch):
                     tell_failed(*key, built.get(key, draft), refused.get(key, error), self._failed_sink)
             raise
 
@@ -359,3 +400,11 @@ class BlockingProducer(ClientUser):
                 time.sleep(_RETRY_BACKOFF_S)
         if failure is not None:
             raise failure
+
+
+def _finish(
+    drafts: Mapping[tuple[str, int], Draft], stored: Mapping[tuple[str, int], int], failure: MillraceError | None
+) -> None:
+    for key, draft in drafts.items():
+        if isinstance(draft, SentBatch):
+            draft.finish(*((stored[key], None) if key in stored else (-1, failure)))

@@ -10,12 +10,12 @@ from typing import Any
 
 from core_log.batch_header import TRANSACTIONAL_BIT
 from protocols.native import wire_groups, wire_transactions
-from protocols.native.clients.blocking_producer import BlockingProducer
+from protocols.native.clients.blocking_producer import BlockingDelivery, BlockingProducer
 from protocols.native.clients.group_bytes import GroupMetadata, Partition
 from protocols.native.clients.groups_admin import finish
-from protocols.native.clients.records import Draft, checked_offset
+from protocols.native.clients.records import Draft, SentBatch, checked_offset
 from protocols.native.clients.sequences import Sequences
-from protocols.native.errors import MillraceError, WrongTransactionState
+from protocols.native.errors import MillraceError, TransactionAborted, WrongTransactionState
 
 logger = logging.getLogger("protocols.native.clients.producer")
 
@@ -92,10 +92,10 @@ class BlockingTransactionalProducer(BlockingProducer):
     def _new_sequences(self) -> Sequences:
         return Sequences(-1 if self._producer_id is None else self._producer_id, self._epoch)
 
-    def send(self, *arguments: Any, **named: Any) -> None:
+    def send(self, *arguments: Any, **named: Any) -> BlockingDelivery:
         """See `BlockingProducer.send`. Raises ValueError outside a transaction, or after an error."""
         self._require_open()
-        super().send(*arguments, **named)
+        return super().send(*arguments, **named)
 
     def _require_open(self) -> None:
         if not self._open or self._failed:
@@ -165,6 +165,10 @@ class BlockingTransactionalProducer(BlockingProducer):
         """Have nothing of it take effect, ever. Raises as `TransactionalProducer.abort` does."""
         if not self._open:
             raise ValueError("no transaction is under way")
+        aborted = TransactionAborted("the transaction was aborted")
+        for draft in (*self._left[0].values(), *self._drafts.values()):
+            if isinstance(draft, SentBatch):
+                draft.finish(-1, aborted)
         self._drafts.clear()
         self._left = {}, {}
         too_late: WrongTransactionState | None = None

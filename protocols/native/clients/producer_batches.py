@@ -16,7 +16,7 @@ import trio
 from core_log.batch_header import with_producer
 from protocols.native.clients.link import Link
 from protocols.native.clients.partitioner import KeyPartitions
-from protocols.native.clients.records import BatchDraft, RecordMetadata
+from protocols.native.clients.records import RecordMetadata, SentBatch
 from protocols.native.clients.sequences import Sequences
 from protocols.native.errors import MillraceError
 
@@ -25,19 +25,16 @@ logger = logging.getLogger("protocols.native.clients.producer")
 OnDelivered = Callable[[RecordMetadata | None, MillraceError | None], None]
 
 
-class Batch(BatchDraft):
-    """A draft on its way to the broker, and what became of it."""
+class Batch(SentBatch):
+    """A batch that tasks wait for."""
 
-    __slots__ = ("_done", "base_offset", "created_at", "data", "error", "finished", "observed", "sequence", "watchers")
+    __slots__ = ("_done", "created_at", "data", "observed", "sequence", "watchers")
 
     def __init__(self, timestamp_ms: int, created_at: float, sequence: int) -> None:
         super().__init__(timestamp_ms)
         self.created_at = created_at
         self.sequence = sequence
         self.data: bytes | None = None
-        self.finished = False
-        self.base_offset = -1
-        self.error: MillraceError | None = None
         self.observed = False
         """Somebody was told of the error."""
         self.watchers: list[tuple[int, int, OnDelivered]] | None = None
@@ -45,9 +42,7 @@ class Batch(BatchDraft):
         self._done: trio.Event | None = None
 
     def finish(self, base_offset: int, error: MillraceError | None) -> None:
-        self.finished = True
-        self.base_offset = base_offset
-        self.error = error
+        super().finish(base_offset, error)
         self.data = None
         if self.watchers is not None:
             self._tell(self.watchers)
@@ -60,11 +55,6 @@ class Batch(BatchDraft):
                 on_delivered(None if self.error is not None else self.metadata(partition, index), self.error)
             except Exception:
                 logger.exception("an interceptor failed")
-
-    def metadata(self, partition: int, index: int) -> RecordMetadata:
-        """Where a record lies, once it is finished."""
-        offset = self.base_offset + index if self.base_offset >= 0 else -1
-        return RecordMetadata(partition, offset, self.timestamp_of(index))
 
     async def wait(self) -> None:
         if not self.finished:

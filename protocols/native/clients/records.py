@@ -27,7 +27,7 @@ from core_log.record_batch import (
     validate,
 )
 from protocols.buffers import BytesLike
-from protocols.native.errors import ProtocolError
+from protocols.native.errors import MillraceError, ProtocolError
 
 Headers = Sequence[tuple[str, bytes | None]]
 Acks = Literal["all", 0, 1, -1]
@@ -185,6 +185,29 @@ class BatchDraft:
         data = builder.build(producer)
         self._runs, self._values = [], []  # not before: whoever is interrupted up to here builds it again
         return data
+
+
+class SentBatch(BatchDraft):
+    """A draft and what became of it."""
+
+    __slots__ = ("base_offset", "error", "finished")
+
+    def __init__(self, timestamp_ms: int) -> None:
+        super().__init__(timestamp_ms)
+        self.finished = False
+        self.base_offset = -1
+        """-1: nobody asked, or it is not known."""
+        self.error: MillraceError | None = None
+
+    def finish(self, base_offset: int, error: MillraceError | None) -> None:
+        self.finished = True
+        self.base_offset = base_offset
+        self.error = error
+
+    def metadata(self, partition: int, index: int) -> RecordMetadata:
+        """Where a record lies, once it is finished."""
+        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        return RecordMetadata(partition, offset, self.timestamp_of(index))
 
 
 def message_id_of(headers: Headers) -> bytes | None:
