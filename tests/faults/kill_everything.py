@@ -2,6 +2,7 @@
 
     python -m tests.faults.kill_everything --rounds 100
     python -m tests.faults.kill_everything --rounds 10 --seed 1234      what a failed run printed
+    python -m tests.faults.kill_everything --rounds 50 --power          its disk loses power as well: needs root
 
 Segments, caches and the distance of checkpoints are small, so that messages are read back, written again and deleted.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from tests.faults import everything
 from tests.faults.kill_rounds import World, check_logs, join
 from tests.support import BrokerProcess, broker_process
+from tests.support.power import PoweredBroker, powered_disk
 
 SETTINGS = """
 [engine]
@@ -70,12 +72,22 @@ class Rounds:
 
 
 @contextmanager
-def rounds(directory: Path, seed: int) -> Iterator[Rounds]:
-    """A broker with small parts."""
+def rounds(directory: Path, seed: int, *, power: bool = False) -> Iterator[Rounds]:
+    """A broker with small parts, in `data` of a directory; with `power`, it is cut. Raises NoSuchDisk."""
     settings = directory / "millrace.toml"
     settings.write_text(SETTINGS)
-    with broker_process(directory / "data", arguments=["--config", str(settings)]) as broker:
-        yield Rounds(broker, seed)
+    arguments = ["--config", str(settings)]
+    if not power:
+        with broker_process(directory / "data", arguments=arguments) as broker:
+            yield Rounds(broker, seed)
+        return
+    with powered_disk(directory / "data", directory / "disk.ext4") as disk:
+        broker = PoweredBroker(disk, arguments)
+        broker.start()
+        try:
+            yield Rounds(broker, seed)
+        finally:
+            broker.kill9()
 
 
 def main() -> None:
@@ -83,10 +95,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
+    parser.add_argument("--power", action="store_true")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="millrace-everything-"))
     print(f"seed {options.seed}, data in {directory}", flush=True)
-    with rounds(directory, options.seed) as all_rounds:
+    with rounds(directory, options.seed, power=options.power) as all_rounds:
         for number in range(1, options.rounds + 1):
             began = time.monotonic()
             counts = all_rounds.round()
