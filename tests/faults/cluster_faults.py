@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tests.support.cluster import ClusterProcesses
 from tests.support.peer_relay import PeerRelay
+from tests.support.power import PoweredDisk
 
 Fault = Callable[[], Iterator[None]]
 
@@ -20,8 +21,8 @@ Fault = Callable[[], Iterator[None]]
 class Faults:
     """See the module. `names` are those that this cluster can bear."""
 
-    def __init__(self, cluster: ClusterProcesses, dice: random.Random) -> None:
-        self.cluster, self.dice = cluster, dice
+    def __init__(self, cluster: ClusterProcesses, dice: random.Random, disk: PoweredDisk | None = None) -> None:
+        self.cluster, self.dice, self.disk = cluster, dice, disk
         self.named: dict[str, Fault] = {
             "kill": self._kill,
             "kill-all": self._kill_all,
@@ -40,6 +41,8 @@ class Faults:
             "restart-all": self._restart_all,
         }
         etcd = cluster.etcd
+        if disk is not None and (etcd.count == 1 or etcd.may_be_killed):
+            self.named["power"] = self._power
         if etcd.count > 1:
             self.named["etcd-pause"] = self._etcd_pause
             self.named["etcd-pause-two"] = self._etcd_pause_two
@@ -72,6 +75,17 @@ class Faults:
         self.cluster.each(lambda broker: broker.kill9())
         yield
         self.cluster.each(lambda broker: broker.start(same_ports=True))
+
+    def _power(self) -> Iterator[None]:
+        assert self.disk is not None
+        self.disk.cut(self._end_everything)
+        yield
+        self.cluster.etcd.start()
+        self.cluster.each(lambda broker: broker.start(same_ports=True))
+
+    def _end_everything(self) -> None:
+        self.cluster.each(lambda broker: broker.kill9())
+        self.cluster.etcd.stop()
 
     def _stop(self) -> Iterator[None]:
         victim = self._victim()

@@ -25,7 +25,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from core_log.record_batch import validate
@@ -48,6 +48,7 @@ from tests.faults.cluster_faults import Faults
 from tests.faults.cluster_ledger import Ledger, check_order, check_received
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster import ClusterProcesses, cluster_processes
+from tests.support.power import PoweredDisk, powered_disk
 
 PARTITIONS = 3
 RECORDS, OVER_AMQP, OVER_MQTT, TRANSACTED = "rounds-records", "rounds-amqp", "rounds-mqtt", "rounds-tx"
@@ -61,7 +62,9 @@ SETTLED_S = 10.0
 class ClusterWorld:
     """What the clients of a cluster know; see the module. `doors` are those that are used."""
 
-    def __init__(self, cluster: ClusterProcesses, seed: int, doors: tuple[str, ...]) -> None:
+    def __init__(
+        self, cluster: ClusterProcesses, seed: int, doors: tuple[str, ...], disk: PoweredDisk | None = None
+    ) -> None:
         self.cluster = cluster
         self.seed = seed
         self.dice = random.Random(seed)
@@ -77,7 +80,7 @@ class ClusterWorld:
         self.positions = dict.fromkeys(range(PARTITIONS), 0)
         self.committed = {partition: Committed() for partition in range(PARTITIONS)}
         """Where the group of the readers stands."""
-        self.faults = Faults(cluster, self.dice)
+        self.faults = Faults(cluster, self.dice, disk)
 
     @property
     def ledgers(self) -> list[Ledger]:
@@ -285,12 +288,19 @@ def _compare(one: Path, other: Path) -> int:
 
 @contextmanager
 def shaken_cluster(
-    directory: Path, seed: int, doors: tuple[str, ...], *, etcd_members: int = 1
+    directory: Path, seed: int, doors: tuple[str, ...], *, etcd_members: int = 1, power: bool = False
 ) -> Iterator[ClusterWorld]:
-    """A cluster whose disks can be filled, with topic and queues."""
+    """A cluster whose disks can be filled, with topic and queues; with `power`, that can be cut, for all of it. Raises
+    NoSuchDisk.
+    """
     os.environ["FAULTY_BROKER_FAULT"] = "full"
-    with cluster_processes(directory, module=MODULE, etcd_members=etcd_members) as cluster:
-        world = ClusterWorld(cluster, seed, doors)
+    with ExitStack() as stack:
+        disk = None
+        if power:
+            disk = stack.enter_context(powered_disk(directory / "disk", directory / "disk.ext4", size_bytes=4 << 30))
+            directory = disk.root
+        cluster = stack.enter_context(cluster_processes(directory, module=MODULE, etcd_members=etcd_members))
+        world = ClusterWorld(cluster, seed, doors, disk)
         world.prepare()
         yield world
 
@@ -308,12 +318,14 @@ def main() -> None:
     parser.add_argument("--doors", default=",".join(DOORS))
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--etcd-members", type=int, default=3)
+    parser.add_argument("--power", action="store_true", help="one more fault: all machines lose power. Needs root")
     parser.add_argument("--verbose", action="store_true", help="what the clients took for errors")
     options = parser.parse_args()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="cluster-rounds-"))
     print(f"seed {options.seed}, in {directory}", flush=True)
     doors = tuple(filter(None, options.doors.split(",")))
-    with shaken_cluster(directory, options.seed, doors, etcd_members=options.etcd_members) as world:
+    members = options.etcd_members
+    with shaken_cluster(directory, options.seed, doors, etcd_members=members, power=options.power) as world:
         world.verbose = options.verbose
         for number in range(options.rounds):
             print(f"{number + 1}: {world.round(options.only)}", flush=True)
