@@ -160,7 +160,7 @@ class TransactionsIn:
         if isinstance(frame, wire.PutThere):
             return [await transactions.steps.put_here(frame.log, frame.record)]
         if isinstance(frame, wire.AskPlaces):
-            return transactions.places_here(self._served, frame.number, frame.ids)
+            return await transactions.places_here(self._served, frame.number, frame.ids)
         if isinstance(frame, wire.KeepTransaction):
             await transactions.keep_here(frame.number, frame.key, frame.record)
         else:

@@ -274,9 +274,10 @@ class Homes:
     def _finish(self, partition: ReplicatedPartition) -> bool:
         """Have all in the log that is to be there before it is handed over; whether that is so."""
         broker = self._broker
-        return partition.finish(
-            sum(one.under_way(partition) for one in (broker.dead_letters, broker.delayed, broker.later))
-        )
+        found = sum(one.under_way(partition) for one in (broker.dead_letters, broker.delayed, broker.later))
+        if broker.transactions.shared is not None:
+            found += broker.transactions.shared.under_way(partition)
+        return partition.finish(found)
 
     # --- retirement ------------------------------------------------------------------------
 

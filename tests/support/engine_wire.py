@@ -150,7 +150,7 @@ class Transactions:
 
     async def places(self, number: int, ids: Sequence[int]) -> Sequence[int]:
         async def find() -> Sequence[int]:
-            return self._there.transactions.places_here(self._link.served, number, ids)
+            return await self._there.transactions.places_here(self._link.served, number, ids)
 
         return cast(Sequence[int], await self._ask(find))
 

@@ -1,7 +1,9 @@
 """Transactions of a cluster that concern more than one batch of one log here: all or nothing, whoever leads what.
 
 1. What is settled at other brokers is asked for by its place in the log first. Whatever its leader has taken back by
-   then ends the transaction: nothing has happened.
+   then ends the transaction: nothing has happened. One that hands over says nothing more of it, and waits, not for
+   long, for transactions that it was asked for, as for those of its own clients: the next one would give the same out
+   to others, whose transactions took effect as well.
 2. Then its redo record is kept in one of the logs `transactions-N`, by whoever leads it: this broker where it leads
    one. When the record is committed the transaction is decided. What is refused before has not happened; where nobody
    knows, the record is kept again, under the same key, until somebody does.
@@ -42,6 +44,7 @@ from routing.cluster.metadata.log_names import TRANSACTIONS, home_log, log_of_ki
 from routing.errors import StorageUnavailable
 from routing.log_transactions.store import is_redo_record
 from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.queue import Queue
 from routing.redo_records import decode_step, encode, published
 from routing.transactions import Plan, Transaction, full, taken_back
 from routing.unsettled import Outcome, Unsettled
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.clients.engine import Engine
     from routing.cluster.clients.served_broker import ServedBroker
+    from routing.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +87,15 @@ def _is_settled_elsewhere(entry: Unsettled, outcome: Outcome) -> bool:
     return outcome in (Outcome.ACK, Outcome.DISCARD) and isinstance(entry.queue, RemoteQueue)
 
 
+def _home_of(session: Session, ids: Sequence[int]) -> QueuePartition | None:
+    """Where a delivery lies; None if it was taken back."""
+    for entry in session.unsettled:
+        queue = entry.queue
+        if entry.first <= ids[0] < entry.end:
+            return queue.partition if isinstance(queue, Queue) and not queue.deleted else None
+    return None
+
+
 class SharedTransactions:
     """See the module; of one broker."""
 
@@ -97,6 +110,8 @@ class SharedTransactions:
         """How long a commit waits for homes that have no leader."""
         self._numbers = count(1)
         self._works: dict[_Work, None] = {}
+        self._told: dict[tuple[Session, int], tuple[QueuePartition, Sequence[int]]] = {}
+        """Deliveries that transactions of clients elsewhere have asked for, by their first id."""
         self._redone: set[bytes] = set()
         self.steps = SharedSteps(broker, engine, self)
         engine.spawn(self._watch)
@@ -329,6 +344,7 @@ class SharedTransactions:
         """Rule 5."""
         while True:
             await trio.sleep(_LOOK_S)
+            self._forget_told()
             for part, store in self.stores.led():
                 for key, record in list(store.items()):
                     if is_redo_record(key) and key not in self._redone and self._is_gone(key):
@@ -390,11 +406,33 @@ class SharedTransactions:
             raise StorageUnavailable(f"too few brokers have {_WHAT} in sync")
         return found
 
-    def places_here(self, served: ServedBroker, number: int, ids: Sequence[int]) -> list[int]:
-        """See `TransactionLink.places`."""
-        session = served.session_of(number)
-        offsets = places_of(session, ids) if session is not None else None
-        return ranges_of(offsets or ())
+    async def places_here(self, served: ServedBroker, number: int, ids: Sequence[int]) -> list[int]:
+        """See `TransactionLink.places`. A home that is handed over may lead on, or be gone: that is waited for."""
+        until_s = trio.current_time() + self.publish_patience_s
+        while True:
+            session = served.session_of(number)
+            home = _home_of(session, ids) if session is not None else None
+            offsets = places_of(session, ids) if session is not None and home is not None else None
+            if session is None or home is None or offsets is None:
+                return []
+            home.look_again()
+            if home.refusal is None:
+                self._told[session, ids[0]] = home, ids
+                return ranges_of(offsets)
+            if trio.current_time() >= until_s:
+                raise home.refusal
+            await trio.sleep(_RETRY_S / 2)
+
+    def under_way(self, home: QueuePartition) -> int:
+        """How many transactions are about to settle something of a home here."""
+        self._forget_told()
+        here = sum(home in work.plan.settled for work in self._works if not work.is_applied)
+        return here + sum(there is home for there, _ in self._told.values())
+
+    def _forget_told(self) -> None:
+        for (session, first), (_, ids) in list(self._told.items()):
+            if session.closed or places_of(session, ids) is None:
+                del self._told[session, first]
 
     async def settle_here(
         self,
@@ -412,6 +450,8 @@ class SharedTransactions:
             if queue is None:
                 continue
             session = served.session_of(one.number) if served is not None and one.number else None
+            if session is not None and one.ids:
+                self._told.pop((session, one.ids[0]), None)
             if session is not None and served is not None and places_of(session, one.ids) is not None:
                 served.settle(one.number, Outcome.DISCARD if one.rejected else Outcome.ACK, one.ids)
                 continue

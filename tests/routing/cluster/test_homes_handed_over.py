@@ -321,3 +321,43 @@ async def test_what_is_committed_may_be_handed_over_while_the_rest_is_waited_for
         log.advance_high_watermark = advance  # type: ignore[method-assign]
         await until(lambda: found)
         assert found == [True]
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["here", "elsewhere"])
+async def test_who_hands_over_waits_for_transactions_that_settle_something(at: int) -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one, its = brokers.members[1], brokers.members[at]
+        await declared(brokers, {"done": 1, "q": 0})
+        assert one.leads(0)
+        role, client, decided = one.part.role_of("home-0"), its.client(), trio.Event()
+        assert role is not None
+        assert its.broker.engine is not None
+        transactions = its.broker.engine.transactions
+        decide, begun, others = transactions._decide, list[bytes](), brokers.members[3].client()
+
+        async def late(number: int, key: bytes, record: bytes) -> bool:
+            begun.append(key)
+            await decided.wait()
+            return await decide(number, key, record)
+
+        transactions._decide = late  # type: ignore[method-assign]
+        await one.client().publish_safely("q", "task")
+        await client.consume("q")
+        await until(lambda: its.turn() or client.deliveries)
+        await others.consume("q")
+        client.session.begin()
+        client.publish("done", "result")
+        client.ack(client.deliveries[0].id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.session.commit)
+            await until(lambda: begun)
+            await one.one.members.update(draining=True)
+            await until(lambda: role.closed_until_s is not None)
+            decided.set()
+        await until(lambda: not one.leads(0))
+        await one.one.members.update(draining=False)
+        client.session.close()
+        leader = await brokers.settled(0)
+        assert await leader.drain("q") == []
+        assert not others.deliveries
+        assert [body for body, _ in await (await brokers.settled(1)).drain("done")] == ["result"]
