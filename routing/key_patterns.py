@@ -8,6 +8,7 @@ a final `#`, `*` is a literal, and a wildcard in the first place does not match 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 # Words contain no dots.
@@ -16,6 +17,16 @@ ONE, ONE_PLAIN = ".+", ".+$"
 ANY, ANY_PLAIN = ".#", ".#$"
 """Tokens for any number of words; for the second there has to be one, which does not begin with $."""
 _ANY_OF = frozenset((ANY, ANY_PLAIN))
+_SYSTEM = "$SYS"
+_BRIDGE_STATE = re.compile(r"\$SYS\.broker\.connection\.[^.]+\.state")
+"""What Mosquitto lets clients publish below `$SYS`: its bridges retain "1" there, and have "0" as their will."""
+
+
+def is_system(key: str) -> bool:
+    """Whether a key is a topic of `$SYS` that the broker alone tells MQTT's clients of; states of bridges are not."""
+    if not key.startswith(_SYSTEM) or key[len(_SYSTEM) : len(_SYSTEM) + 1] not in ("", "."):
+        return False
+    return _BRIDGE_STATE.fullmatch(key) is None
 
 
 def parse_pattern(pattern: str, syntax: str) -> list[str]:

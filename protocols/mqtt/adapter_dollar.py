@@ -7,20 +7,17 @@ does not say when or where is refused (MQTT 5), or the message dropped, and logg
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from protocols.convert import topic_to_routing_key
 from routing.errors import AccessRefused, InvalidName
 from routing.facts import pack
+from routing.key_patterns import is_system
 from routing.message import Slab
 from routing.republishing.later import NAME
 
 _DELAYED = "$delayed."
-_SYSTEM = "$SYS"
-_BRIDGE_STATE = re.compile(r"\$SYS\.broker\.connection\.[^.]+\.state")
-"""What Mosquitto lets clients publish below `$SYS`: its bridges retain "1" there, and have "0" as their will."""
 OWN_TOPICS = "topics below $SYS are the broker's own"
 SECONDS_MAX = 42_949_669
 _DIGITS_MAX = 12
@@ -60,9 +57,7 @@ def _kind_of(key: str) -> Kind:
         return Kind.ORDINARY
     if key.startswith(_DELAYED):
         return Kind.DELAYED
-    if key != _SYSTEM and not key.startswith(_SYSTEM + "."):
-        return Kind.ORDINARY
-    return Kind.ORDINARY if _BRIDGE_STATE.fullmatch(key) else Kind.SYSTEM
+    return Kind.SYSTEM if is_system(key) else Kind.ORDINARY
 
 
 def keys_asked_about(keys: Iterable[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from routing.errors import PreconditionFailed
-from routing.key_patterns import parse_pattern
+from routing.key_patterns import is_system, parse_pattern
 from routing.message import NeutralProperties
 from routing.queues.settings import type_name
 from routing.topology.binding import Binding, Destination
@@ -104,7 +104,7 @@ class FanoutMatcher(KeylessMatcher):
 
 
 class TopicMatcher(Matcher):
-    """Wildcards of AMQP and MQTT, see `topic_trie`."""
+    """Wildcards of AMQP and MQTT, see `topic_trie`. No filter matches what only the broker may say (`is_system`)."""
 
     by_first_key = False
 
@@ -121,7 +121,10 @@ class TopicMatcher(Matcher):
         return parse_pattern(binding.pattern, binding.syntax)
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
-        return [binding.common.destination for binding in self._trie.match(key)]
+        found = self._trie.match(key)
+        if is_system(key):
+            return [binding.common.destination for binding in found if binding.common.syntax != "mqtt"]
+        return [binding.common.destination for binding in found]
 
 
 def _same(wanted: Any, value: Any) -> bool:

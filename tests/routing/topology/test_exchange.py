@@ -172,6 +172,17 @@ def test_topic_knows_both_syntaxes() -> None:
     assert names(exchange, "a.b") == ["mqtt"]
 
 
+def test_no_filter_matches_what_the_broker_alone_says_below_sys() -> None:
+    exchange = Exchange("e", "topic")
+    exchange.add(binding("$SYS.#", to="amqp"))
+    exchange.add(binding("$SYS.#", syntax="mqtt", to="mqtt"))
+    for key in ("$SYS", "$SYS.broker.uptime", "$SYS.broker.connection.a.b.state", "$SYS.broker.connection.a.state.b"):
+        assert names(exchange, key) == ["amqp"]
+    assert names(exchange, "$SYS.broker.connection.a.state") == ["amqp", "mqtt"]
+    exchange.add(binding("$SYSTEM.#", syntax="mqtt", to="mqtt"))
+    assert names(exchange, "$SYSTEM.a") == ["mqtt"]
+
+
 def test_a_binding_is_what_was_said_and_nothing_else() -> None:
     exchange = Exchange("e", "direct")
     variants = [
