@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from routing.version import OWN_VERSION
 if TYPE_CHECKING:
     from gateway.connection import Shell
     from gateway.http import Headers
+    from gateway.tls import Terms
     from routing.broker import Broker
 
 _GZIP_LEVEL = 1
@@ -34,8 +35,9 @@ _GZIP_LEVEL = 1
 class Metrics:
     """The page of one broker."""
 
-    def __init__(self, broker: Broker, shell: Shell, series_max: int) -> None:
+    def __init__(self, broker: Broker, shell: Shell, series_max: int, terms: Sequence[Terms] = ()) -> None:
         self._shell = shell
+        self._terms = terms
         self._measures = Measures(broker, series_max)
         self._process = ProcessCollector(registry=None)
 
@@ -59,7 +61,16 @@ class Metrics:
         connections = Family("millrace_connections", "gauge", "Connections of clients.", ("door",))
         for door, count in sorted(Counter(one.door for one in self._shell.connections).items()):
             connections.add(count, (door,))
-        return [info, connections]
+        expiry = Family(
+            "millrace_certificate_expires_timestamp_seconds",
+            "gauge",
+            "When a certificate of this side expires.",
+            ("file",),
+        )
+        shown = {one.certificate_file: one.lifetime.expires_at for one in self._terms if one.lifetime is not None}
+        for file, expires_at in sorted(shown.items()):
+            expiry.add(expires_at, (file,))
+        return [info, connections, expiry]
 
 
 class _Page(Collector):  # type: ignore[misc]

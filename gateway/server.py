@@ -20,7 +20,7 @@ import ctypes
 import gc
 import resource
 import sys
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,7 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
             for watched, interval_ms in in_use.items():
                 nursery.start_soon(_watch, watched, interval_ms)
             authenticate = authenticator(broker.rights)
-            _open_web_pages(listeners, broker, shell, config, authenticate)
+            _open_web_pages(listeners, broker, shell, config, authenticate, list(in_use))
             _warn_of_missing_virtual_hosts(broker, config)
             makers = adapter_makers(broker, config, authenticate, {one.door for one in listeners if one.answer is None})
             linked = member.link(broker, outboxes, readers, STOPPING) if member is not None else nullcontext()
@@ -196,8 +196,8 @@ def _terms(config: Config) -> dict[str, Terms]:
 
 async def _watch(terms: Terms, interval_ms: int) -> None:
     while True:
-        await trio.sleep(interval_ms / 1000)
         terms.check()
+        await trio.sleep(interval_ms / 1000)
 
 
 def _open_listeners(config: Config, stack: ExitStack, terms: dict[str, Terms]) -> list[Listener]:
@@ -217,7 +217,12 @@ def _open_listeners(config: Config, stack: ExitStack, terms: dict[str, Terms]) -
 
 
 def _open_web_pages(
-    listeners: list[Listener], broker: Broker, shell: Shell, config: Config, authenticate: Authenticate
+    listeners: list[Listener],
+    broker: Broker,
+    shell: Shell,
+    config: Config,
+    authenticate: Authenticate,
+    terms: Sequence[Terms],
 ) -> None:
     """Have the doors for HTTP, if there are any, answer. Raises StartError."""
     doors = [one for one in listeners if one.door in HTTP_DOORS]
@@ -225,7 +230,7 @@ def _open_web_pages(
         from gateway.web_pages import WebPages  # some megabytes that only these doors need
 
         try:
-            pages = WebPages(broker, shell, config, authenticate)
+            pages = WebPages(broker, shell, config, authenticate, terms)
         except OSError as error:
             raise StartError(f"http.native_ca {config.http.native_ca}: cannot be used: {error}") from None
         for door in doors:

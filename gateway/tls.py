@@ -7,20 +7,24 @@
    its own: OpenSSL looks at none in a session that is resumed, and would let them in for ever once they have expired.
 3. Certificates are replaced without a restart: every handshake takes the context of its moment, and a context is
    replaced as a whole, so files that do not fit together (yet) change nothing. Connections live on.
+4. A certificate that nobody replaces in time is warned of before clients refuse it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import ssl
 import time
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 
 import structlog
 import trio
 
+from gateway.certificate_lifetime import Lifetime, lifetime_of
 from gateway.config import Tls
 from gateway.errors import StartError
 from gateway.sockets import receive, see_off, send_all
@@ -29,6 +33,7 @@ from protocols.buffers import BytesLike, join_small
 log = structlog.get_logger(__name__)
 
 _RECORD_BYTES = 16 << 10
+_WARN_EVERY_S = 86400
 
 _ABBREVIATIONS = {
     "commonName": "CN",
@@ -227,6 +232,9 @@ class Terms:
         """Raises StartError when the files cannot be used, which names the `section` of the configuration."""
         self._config = config
         self.handshake_timeout_ms = config.handshake_timeout_ms
+        self.lifetime: Lifetime | None = None
+        """Of the certificate that this side shows, if it shows one."""
+        self._warned_at = -math.inf
         self._seen = self._identities()
         try:
             self._load()
@@ -245,9 +253,10 @@ class Terms:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Load the files again if they are others than before."""
+        """Load the files again if they are others than before, and warn once a day of a certificate that expires."""
         if self._identities() != self._seen:
             self.reload()
+        self._warn_of_expiry(time.time())
 
     def reload(self) -> None:
         """Load the files again; if they cannot be used, what is there stays, and the log says why."""
@@ -258,9 +267,25 @@ class Terms:
             log.error(f"{self._what} not reloaded", error=self._problem(error))
         else:
             log.info(f"{self._what} reloaded", files=self._files())
+            self._warned_at = -math.inf
+
+    def _warn_of_expiry(self, now: float) -> None:
+        if self.lifetime is None or now - self._warned_at < _WARN_EVERY_S or not self.lifetime.expires_soon(now):
+            return
+        self._warned_at = now
+        expires_at = datetime.fromtimestamp(self.lifetime.expires_at, UTC).isoformat()
+        if now < self.lifetime.expires_at:
+            log.warning("certificate expires soon", files=self._files(), expires_at=expires_at)
+        else:
+            log.error("certificate has expired", files=self._files(), expires_at=expires_at)
 
     def _identities(self) -> list[tuple[int, int, int] | None]:
         return [_identity(path) for path in self._files()]
+
+    @property
+    def certificate_file(self) -> str:
+        """What this side shows; empty if nothing."""
+        return self._config.cert
 
     def next_context(self) -> ssl.SSLContext:
         """For the next connection."""
@@ -286,6 +311,7 @@ class Certificates(Terms):
 
     def _load(self) -> None:
         self.context = make_context(self._config)
+        self.lifetime = lifetime_of(self._config)
 
     def _files(self) -> list[str]:
         return [path for path in (self._config.cert, self._config.key, self._config.ca) if path]

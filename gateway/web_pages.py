@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from gateway.authentication import Authenticate
     from gateway.config import Config
     from gateway.connection import Shell
-    from gateway.tls import TlsLayer
+    from gateway.tls import Terms, TlsLayer
     from routing.broker import Broker
 
 _METHODS = ("GET", "HEAD")
@@ -49,7 +50,14 @@ _SECURITY = [
 class WebPages:
     """What there is, and who gets it."""
 
-    def __init__(self, broker: Broker, shell: Shell, config: Config, authenticate: Authenticate) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        shell: Shell,
+        config: Config,
+        authenticate: Authenticate,
+        terms: Sequence[Terms] = (),
+    ) -> None:
         """Raises OSError: `http.native_ca` cannot be read."""
         self._broker = broker
         self._config = config.http
@@ -59,7 +67,7 @@ class WebPages:
         try:
             from gateway.metrics import Metrics
 
-            self._metrics = Metrics(broker, shell, config.http.series_max)
+            self._metrics = Metrics(broker, shell, config.http.series_max, terms)
             self._missing = ""
         except ModuleNotFoundError as error:
             self._missing = f"/metrics needs {error.name}: pip install 'millrace[metrics]'"

@@ -7,6 +7,7 @@ import gzip
 import os
 import socket
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -117,6 +118,8 @@ def test_the_door_speaks_tls(broker: BrokerProcess, authority: trustme.CA) -> No
         with urllib.request.urlopen(url, timeout=10, context=context) as answer:
             assert answer.status == 200
             assert answer.read()
+    (expires_at,) = (value for key, value in scraped(broker.ports["http"]).items() if "_certificate_expires_" in key[0])
+    assert expires_at > time.time()
 
 
 def test_health(broker: BrokerProcess, closed: BrokerProcess) -> None:
