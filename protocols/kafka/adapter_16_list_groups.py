@@ -7,6 +7,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import LIST_GROUPS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.group import Group
 from routing.groups.membership import State
@@ -21,7 +22,7 @@ async def list_groups(door: Door, call: Call, request: Entity) -> Entity:
     states = {name.lower() for name in request.states_filter}
     kinds = {name.lower() for name in request.types_filter}
     found = []
-    for name in door.broker.groups.names():
+    async for name in bites(door.broker.groups.names()):
         one = _listed(name, door.broker.groups.groups.get(name))
         if (not states or one.group_state.lower() in states) and (not kinds or one.group_type in kinds):
             found.append(one)
