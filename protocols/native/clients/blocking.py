@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from ssl import SSLContext
 from types import TracebackType
@@ -27,7 +27,13 @@ from protocols.native.clients.blocking_leaders import BlockingLeaders
 from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms, ReplyType
 from protocols.native.clients.finding import FOUND_MAX, find_records
 from protocols.native.clients.groups_admin import finish
-from protocols.native.clients.records import ConsumerRecord, checked_offset, split_batches
+from protocols.native.clients.records import (
+    REQUEST_ENTRIES_MAX,
+    REQUEST_OVERHEAD_BYTES,
+    ConsumerRecord,
+    checked_offset,
+    split_batches,
+)
 from protocols.native.connection import addresses_of
 from protocols.native.errors import ConnectionLost, NotLeader, StorageUnavailable, WireError, error_from_wire
 from protocols.native.wire import Request
@@ -255,7 +261,8 @@ class BlockingClient(BlockingGroups):
         acks: int = wire.ACKS_ALL,
         timeout_ms: int = 30_000,
     ) -> list[int]:
-        """Append (topic, partition, batch) each, in one request; their base offsets, nothing with `acks` 0.
+        """Append (topic, partition, batch) each, in requests of a size that the broker takes; base offsets, nothing
+        with `acks` 0.
 
         Raises the first error among them; others may have been stored.
         """
@@ -292,30 +299,33 @@ class BlockingClient(BlockingGroups):
         timeout_ms: int,
         transactional_id: str | None,
     ) -> list[tuple[WireError | None, int]]:
+        results: list[tuple[WireError | None, int]] = []
         try:
             connection = link.connected()
-            entries = [
-                wire.ProduceEntry(
-                    topic,
-                    partition,
-                    link.rounds.get((topic, partition), 0),
-                    memoryview(batch),
-                    self._leaders.epoch_of(link, (topic, partition)),
-                )
-                for topic, partition, batch in batches
-            ]
-            request = wire.Produce(0, acks, timeout_ms, entries, transactional_id)  # type: ignore[arg-type]
-            if acks == wire.ACKS_NONE:
-                link.send(connection, request)
-                return []
-            results = link.call(request, wire.ProduceReply, repeat=False, wait_s=timeout_ms / 1000).entries
+            for part in _requests(link.limits, batches):
+                entries = [
+                    wire.ProduceEntry(
+                        topic,
+                        partition,
+                        link.rounds.get((topic, partition), 0),
+                        memoryview(batch),
+                        self._leaders.epoch_of(link, (topic, partition)),
+                    )
+                    for topic, partition, batch in part
+                ]
+                request = wire.Produce(0, acks, timeout_ms, entries, transactional_id)  # type: ignore[arg-type]
+                if acks == wire.ACKS_NONE:
+                    link.send(connection, request)
+                    continue
+                answer = link.call(request, wire.ProduceReply, repeat=False, wait_s=timeout_ms / 1000).entries
+                for entry, (error, _) in zip(entries, answer):
+                    if error is not None and error[1]:
+                        link.rounds[entry.topic, entry.partition] = entry.round + 1
+                        self._leaders.refused(entry.topic, error)
+                results += answer
         except ConnectionLost:
             self._leaders.forget(topic for topic, _, _ in batches)
             raise
-        for entry, (error, _) in zip(entries, results):
-            if error is not None and error[1]:
-                link.rounds[entry.topic, entry.partition] = entry.round + 1
-                self._leaders.refused(entry.topic, error)
         return results
 
     def init_producer(self) -> int:
@@ -457,3 +467,20 @@ class BlockingClient(BlockingGroups):
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_ASK_AGAIN_S)
+
+
+def _requests(
+    limits: Mapping[str, int], batches: Iterable[tuple[str, int, BytesLike]]
+) -> Iterator[list[tuple[str, int, BytesLike]]]:
+    """Batches divided into requests as large as the broker takes them; one that is larger is in one alone."""
+    chosen: list[tuple[str, int, BytesLike]] = []
+    bytes_max = bytes_left = limits["request_bytes_max"] - REQUEST_OVERHEAD_BYTES
+    for batch in batches:
+        size = len(batch[2]) + len(batch[0]) * 4 + 64
+        if chosen and (size > bytes_left or len(chosen) >= REQUEST_ENTRIES_MAX):
+            yield chosen
+            chosen, bytes_left = [], bytes_max
+        chosen.append(batch)
+        bytes_left -= size
+    if chosen:
+        yield chosen

@@ -39,6 +39,8 @@ from protocols.native.clients.producer_batches import Batch, Delivery, TopicWait
 from protocols.native.clients.records import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
+    REQUEST_ENTRIES_MAX,
+    REQUEST_OVERHEAD_BYTES,
     Acks,
     Headers,
     acks_of,
@@ -63,9 +65,7 @@ from protocols.native.errors import (
 )
 
 _CHECKPOINT_RECORDS = 500
-_REQUEST_ENTRIES_MAX = 1000
 _REFUSED_BACKOFF_S = 0.0025
-_REQUEST_OVERHEAD_BYTES = 2048
 _FAILED_KEPT_MAX = 100
 
 
@@ -144,7 +144,7 @@ class Producer(Service):
             self._producer_id = reply.producer_id
 
     def _start(self) -> None:
-        self._batch_bytes = min(self._batch_bytes, self.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES)
+        self._batch_bytes = min(self._batch_bytes, self.limits["request_bytes_max"] - REQUEST_OVERHEAD_BYTES)
         self._nursery.start_soon(self._send_batches)
 
     async def _finish(self) -> None:
@@ -347,11 +347,11 @@ class Producer(Service):
                 continue  # what is under way elsewhere is answered first
             if chosen_link is None and link.requests_in_flight < link.limits["requests_in_flight_max"]:
                 chosen_link = link
-                bytes_left = link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
+                bytes_left = link.limits["request_bytes_max"] - REQUEST_OVERHEAD_BYTES
             if link is not chosen_link:
                 continue
             bytes_left -= batch.size + len(queue.topic) * 4 + 64
-            if chosen and (bytes_left < 0 or len(chosen) >= _REQUEST_ENTRIES_MAX):
+            if chosen and (bytes_left < 0 or len(chosen) >= REQUEST_ENTRIES_MAX):
                 break
             if queue.ready:
                 queue.ready.popleft()
@@ -377,7 +377,7 @@ class Producer(Service):
 
     def _post(self, link: Link, chosen: list[tuple[Waiting, Batch]]) -> None:
         posted, entries = [], []
-        bytes_max = link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
+        bytes_max = link.limits["request_bytes_max"] - REQUEST_OVERHEAD_BYTES
         for queue, batch in chosen:
             if batch.data is None:
                 batch.data = batch.build(self._compression, queue.sequences.stamp(batch.count), self._attributes)

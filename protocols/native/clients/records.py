@@ -38,6 +38,11 @@ BATCH_OVERHEAD_BYTES = 61
 MESSAGE_ID_HEADERS = ("message-id", "millrace.message-id")
 """The second is of what AMQP and MQTT published."""
 
+REQUEST_ENTRIES_MAX = 1000
+"""Batches in one request to store some."""
+REQUEST_OVERHEAD_BYTES = 2048
+"""What such a request has besides them, at most."""
+
 
 class ConsumerRecord(Struct, frozen=True, gc=False):
     """A record as it was read. `headers` may be shared between records: do not change the list."""

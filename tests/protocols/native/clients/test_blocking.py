@@ -37,6 +37,7 @@ from millrace import (
 from protocols.native import wire
 from protocols.native.clients.blocking_link import BlockingLink
 from protocols.native.clients.partitioner import partition_of_key
+from protocols.native.config import NativeConfig
 from protocols.native.connection import addresses_of
 from routing.config import BrokerConfig
 from tests.protocols.native.broker import Restartable, batch_of, native_broker
@@ -382,6 +383,24 @@ async def test_a_broker_that_the_others_know_is_waited_for(monkeypatch: pytest.M
             assert made == addresses_of(server), "who is asked again and again has one connection"
 
     async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
+@pytest.mark.parametrize("acks", ["all", 0])
+async def test_a_flush_is_in_as_many_requests_as_the_broker_takes(acks: Any) -> None:
+    def work(server: str) -> None:
+        with BlockingProducer(server, acks=acks) as producer:
+            producer.client.create_topic("t", partitions=7)
+            for partition in range(7):
+                producer.send("t", bytes([partition]) * 6000, partition=partition)
+        with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
+            consumer.assign("t")
+            found: dict[int, Any] = {}
+            while len(found) < 7:
+                found |= {record.partition: record.value for record in consumer.fetch()}
+        assert found == {partition: bytes([partition]) * 6000 for partition in range(7)}
+
+    async with native_broker(config=NativeConfig(request_bytes_max=20_000)) as running:
         await in_thread(work, running.server)
 
 
