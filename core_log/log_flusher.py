@@ -288,6 +288,7 @@ class LogFlusher:
         while (job := jobs.get()) is not None:
             self.execute(job)
             self._finished.append(job)
+            del job  # or what it wrote stays in memory until there is another one
             if self._blocking:
                 with self._job_done:
                     self._job_done.notify_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
 from collections.abc import AsyncIterator
 
@@ -14,6 +15,7 @@ import trio.testing
 
 from core_log.errors import BelowHighWatermark, LogUnavailable, OffsetOutOfRange
 from core_log.files import FaultyFiles, MemoryFiles
+from core_log.flush_job import FlushJob
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from tests.core_log.helpers import make_batch, open_log, read_all, records_of
@@ -70,6 +72,17 @@ async def test_unwritten_batches_are_invisible_and_join_the_next_job(flusher: Lo
     assert records_of(log.read(0, 1 << 20)) == [(i, b"%d" % i) for i in range(20)]
     assert gate.counts["sync"] == gate.counts["write"] == 2, "the first batch, then all that had gathered"
     assert flusher.unflushed_bytes == 0
+
+
+async def test_what_was_written_leaves_memory_also_when_nothing_comes_after_it(flusher: LogFlusher) -> None:
+    files, _ = gated()
+    log = open_log(files, flusher=flusher)
+    log.append(make_batch([b"large"]))
+    await log.wait_committed(1)
+    del log
+    with trio.fail_after(10):
+        while any(isinstance(one, FlushJob) and one.writes for one in gc.get_objects()):
+            await trio.sleep(0.001)
 
 
 async def test_written_is_not_committed_until_a_sync_was_asked_for(flusher: LogFlusher) -> None:

@@ -1,7 +1,8 @@
 """Messages of a home partition that are no longer in memory: chunks of the log, read off the loop.
 
 1. A chunk holds every slab of [first, end) that the log has there. Once one is handed out the next is read ahead.
-2. Few chunks are kept, the oldest goes first.
+2. Few chunks are kept, the oldest goes first. One with a large message is read when it is wanted, and goes soon after;
+   beside others it stays only where there is room for so many bytes.
 3. What the log does not hold where it should is lost and said so, once for each stretch that cannot be read; what the
    disk refuses now is asked for again. What lies before the log's start was of no use to any queue when it went: who
    reads ahead, or leads no more, misses nothing of it.
@@ -24,7 +25,7 @@ from core_log.whole_batches import readable_behind
 from routing.config import BrokerConfig
 from routing.queues.fact_columns import FactColumns
 from routing.queues.gathering import skip_unreadable
-from routing.queues.homes.cold_reads import ColdReads
+from routing.queues.homes.cold_reads import LARGE_KEPT_S, ColdReads
 from routing.queues.homes.home_records import SlabReader
 from routing.queues.homes.read_slabs import with_lives
 from routing.queues.slab_cache import CachedSlab
@@ -35,14 +36,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHUNKS_MAX = 8
+_LARGE = 4
+"""So many times what is read at once: a chunk that is larger is one of a large message."""
 
 
 class ColdChunk:
     """Slabs read back from the log: everything in [first, end)."""
 
-    __slots__ = ("damaged", "end", "entries", "first", "firsts", "read_ahead")
+    __slots__ = ("bytes", "damaged", "end", "entries", "first", "firsts", "read_ahead")
 
-    def __init__(self, first: int, end: int, entries: list[CachedSlab], *, damaged: bool = False) -> None:
+    def __init__(
+        self, first: int, end: int, entries: list[CachedSlab], size: int = 0, *, damaged: bool = False
+    ) -> None:
+        self.bytes = size
+        """In the log."""
         self.damaged = damaged
         """Nothing of it can be read, which was said."""
         self.first = first
@@ -73,6 +80,7 @@ class ColdChunks:
         self._log = log
         self._facts = facts
         self._config = config
+        self._large_bytes = _LARGE * config.cold_read_bytes
         self._reads = reads
         self._cached = cached
         self._chunks: list[ColdChunk] = []
@@ -91,7 +99,12 @@ class ColdChunks:
     def _read_ahead(self, chunk: ColdChunk) -> None:
         chunk.read_ahead = True
         end = chunk.end
-        if end >= self._log.written_offset or self._cached(end) or end in self._loading:
+        if (
+            chunk.bytes > self._large_bytes
+            or end >= self._log.written_offset
+            or self._cached(end)
+            or end in self._loading
+        ):
             return
         if not any(other.first <= end < other.end for other in self._chunks):
             self._loading[end] = set()
@@ -135,11 +148,22 @@ class ColdChunks:
 
     async def _load(self, offset: int) -> None:
         chunk = await self.read(offset)
-        if len(self._chunks) >= _CHUNKS_MAX:
-            del self._chunks[0]
-        self._chunks.append(chunk)
+        self._keep(chunk)
         for queue in self._loading.pop(offset, ()):
             queue.wake()
+
+    def _keep(self, chunk: ColdChunk) -> None:
+        chunks, most = self._chunks, _CHUNKS_MAX * self._large_bytes
+        chunks.append(chunk)
+        held = sum(one.bytes for one in chunks)
+        while len(chunks) > _CHUNKS_MAX or (held > most and len(chunks) > 1):
+            held -= chunks.pop(0).bytes
+        if chunk.bytes > self._large_bytes:
+            self._reads.after(LARGE_KEPT_S, lambda: self._let_go(chunk))
+
+    def _let_go(self, chunk: ColdChunk) -> None:
+        if chunk in self._chunks:
+            self._chunks.remove(chunk)
 
     async def read(self, offset: int) -> ColdChunk:
         """What the log holds from `offset` on, as much as is read at once; waits while the disk refuses, and where the
@@ -182,4 +206,5 @@ class ColdChunks:
             end = max(end, header.next_offset)
             if not header.is_control:
                 entries += self._reader.read(batch)
-        return ColdChunk(offset, end, [with_lives(entry, self._facts) for entry in entries])
+        size = sum(map(len, batches))
+        return ColdChunk(offset, end, [with_lives(entry, self._facts) for entry in entries], size)

@@ -14,6 +14,9 @@ from typing import Any
 
 import trio
 
+LARGE_KEPT_S = 1.0
+"""For how long a large message that was read is kept for those who may want it as well."""
+
 Read = Callable[[Any], Coroutine[Any, Any, None]]
 
 
@@ -42,8 +45,17 @@ class ColdReads:
             self._publishers.unpark_all()
         self.end_turn()
 
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call something when so much time has passed."""
+        self._spawn(_after, seconds, call)
+
     async def wait(self) -> None:
         """Wait for the end of a read, if one is under way."""
         if self._under_way and self._wait_s_max:
             with trio.move_on_after(self._wait_s_max):
                 await self._publishers.park()
+
+
+async def _after(seconds: float, call: Callable[[], None]) -> None:
+    await trio.sleep(seconds)
+    call()

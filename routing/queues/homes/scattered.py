@@ -4,10 +4,10 @@ Those that the operating system has in memory are read on the event loop, some 1
 stretch of time: a thread that wants the interpreter as well has every system call of the loop wait for it. All others
 are read in a thread.
 
-What was read is kept until newer ones need the room; so are the few messages that are left of a slab that leaves memory
-before they were given out: with priorities the lowest wait long, one here and one there. A queue has one read under
-way. Offsets that the log does not hold are remembered, so that nobody asks for ever: `ColdChunks` says what is to
-become of them.
+What was read is kept until newer ones need the room, a large message for a moment; so are the few messages that are
+left of a slab that leaves memory before they were given out: with priorities the lowest wait long, one here and one
+there. A queue has one read under way. Offsets that the log does not hold are remembered, so that nobody asks for ever:
+`ColdChunks` says what is to become of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from core_log.record_decoder import RecordRun
 from core_log.record_reader import KnownPlaces, read_cached_records, read_records
 from routing.message import Slab
 from routing.queues.fact_columns import FactColumns
-from routing.queues.homes.cold_reads import ColdReads
+from routing.queues.homes.cold_reads import LARGE_KEPT_S, ColdReads
 from routing.queues.homes.home_records import SlabReader
 from routing.queues.homes.read_slabs import with_lives
 from routing.queues.slab_cache import CachedSlab
@@ -185,3 +186,10 @@ class Scattered:
             entry.bytes = entry.slab.size + _ONE_BYTES
             kept[entry.first] = entry
             self._kept_bytes += entry.bytes
+            if entry.bytes > _KEPT_BYTES_MAX:
+                self._reads.after(LARGE_KEPT_S, partial(self._let_go, entry.first))
+
+    def _let_go(self, offset: int) -> None:
+        entry = self._kept.pop(offset, None)
+        if entry is not None:
+            self._kept_bytes -= entry.bytes

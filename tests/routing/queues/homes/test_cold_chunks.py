@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+from trio.testing import MockClock
 
 from core_log.files import MemoryFiles
+from routing.queues.homes import scattered
 from routing.queues.homes.cold_chunks import ColdChunks
 from routing.queues.homes.reclaim import give_back
-from tests.routing.harness import engine
+from routing.queues.slab_cache import CachedSlab
+from tests.routing.harness import engine, passing
 
 
 async def test_what_went_while_it_was_to_be_read_is_not_said_to_be_lost(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,3 +32,36 @@ async def test_what_went_while_it_was_to_be_read_is_not_said_to_be_lost(caplog: 
         queue = home.queues[next(iter(home.queues))]
         cold.load(0, queue, 0)
         assert "offset 0 of queues/0 cannot be read: message lost" in caplog.text, "whoever needs it all the same"
+
+
+LARGE_BYTES = 100_000
+
+
+def large_ones() -> int:
+    """How many large messages are in memory."""
+    return sum(isinstance(one, CachedSlab) and one.bytes > LARGE_BYTES for one in gc.get_objects())
+
+
+async def test_large_messages_that_were_read_back_leave_memory(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they were read with what comes after them, or by themselves."""
+    monkeypatch.setattr(scattered, "_KEPT_BYTES_MAX", 1000)
+    async with engine(MemoryFiles(), stripes=1, stripe_cache_bytes=0, cold_read_bytes=1000) as running:
+        await running.queue("q")
+        client = running.client()
+        bodies = [str(number) * LARGE_BYTES for number in range(9)]
+        for body in bodies:
+            await client.publish_safely("q", body)
+        client.session.set_prefetch(1, per_session=False)
+        await client.consume("q")
+        running.turn()
+        for body in bodies:
+            await running.until(lambda: bool(client.deliveries))
+            (delivery,) = client.take()
+            assert delivery.body == body
+            client.ack(delivery.id)
+            running.turn()
+        await running.synced()
+        await passing(mock_clock, 1.1)
+        assert not large_ones()
