@@ -74,14 +74,23 @@ async def test_unwritten_batches_are_invisible_and_join_the_next_job(flusher: Lo
     assert flusher.unflushed_bytes == 0
 
 
+def jobs_with(body: bytes) -> list[FlushJob]:
+    """Those in memory that wrote it."""
+    found = [one for one in gc.get_objects() if isinstance(one, FlushJob)]
+    return [one for one in found if any(body in bytes(part) for write in one.writes for part in write.buffers)]
+
+
 async def test_what_was_written_leaves_memory_also_when_nothing_comes_after_it(flusher: LogFlusher) -> None:
-    files, _ = gated()
-    log = open_log(files, flusher=flusher)
-    log.append(make_batch([b"large"]))
+    files, gate = gated("write")
+    log, body = open_log(files, flusher=flusher), b"written and let go"
+    log.append(make_batch([body]))
+    log.request_sync()
+    await trio.to_thread.run_sync(gate.reached.wait)
+    assert jobs_with(body)
+    gate.open.set()
     await log.wait_committed(1)
-    del log
     with trio.fail_after(10):
-        while any(isinstance(one, FlushJob) and one.writes for one in gc.get_objects()):
+        while jobs_with(body):
             await trio.sleep(0.001)
 
 
