@@ -292,10 +292,8 @@ class LogFlusher:
             if self._blocking:
                 with self._job_done:
                     self._job_done.notify_all()
-            try:
+            with suppress(trio.RunFinishedError):  # then whoever closes the log takes the result
                 token.run_sync_soon(self._wake, idempotent=True)
-            except trio.RunFinishedError:
-                pass  # whoever closes the log takes the result
 
     # ---- the task that owns completion
 

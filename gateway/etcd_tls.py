@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 
-from gateway.certificate_lifetime import lifetime_of
 from gateway.config import ClusterConfig, ConfigError, Tls
 from gateway.tls import Certificates
 
@@ -19,7 +18,6 @@ class EtcdCertificates(Certificates):
         context = ssl.create_default_context(cafile=config.ca)
         if config.cert:
             context.load_cert_chain(config.cert, config.key or None)
-            self.lifetime = lifetime_of(self._config)
         self.context = context
 
 

@@ -14,7 +14,6 @@ import ssl
 
 import trio
 
-from gateway.certificate_lifetime import lifetime_of
 from gateway.config import PeerTls, Tls
 from gateway.sockets import set_up
 from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake, make_context
@@ -50,7 +49,6 @@ class PeerCertificates(Certificates):
         dialling = make_context(self._config, protocol=ssl.PROTOCOL_TLS_CLIENT)
         dialling.check_hostname = self._verify_hostname
         self.context, self.dialling = context, dialling
-        self.lifetime = lifetime_of(self._config)
 
     async def secure(self, sock: socket.socket, address: str) -> TlsLayer:
         """Agree on keys with the broker that was dialled at "host:port". Raises HandshakeFailed."""

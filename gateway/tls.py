@@ -237,9 +237,18 @@ class Terms:
         self._warned_at = -math.inf
         self._seen = self._identities()
         try:
-            self._load()
+            self._read()
         except (OSError, ValueError) as error:
             raise StartError(f"{section}: {self._problem(error)}") from None
+
+    def _read(self) -> None:
+        lifetime = self._lifetime()
+        self._load()
+        self.lifetime, self._warned_at = lifetime, -math.inf
+
+    def _lifetime(self) -> Lifetime | None:
+        """See `lifetime`. Raises OSError, ValueError."""
+        return None
 
     def _load(self) -> None:
         """Raises OSError (ssl.SSLError is one), ValueError, and then changes nothing."""
@@ -262,12 +271,11 @@ class Terms:
         """Load the files again; if they cannot be used, what is there stays, and the log says why."""
         self._seen = self._identities()
         try:
-            self._load()
+            self._read()
         except (OSError, ValueError) as error:
             log.error(f"{self._what} not reloaded", error=self._problem(error))
         else:
             log.info(f"{self._what} reloaded", files=self._files())
-            self._warned_at = -math.inf
 
     def _warn_of_expiry(self, now: float) -> None:
         if self.lifetime is None or now - self._warned_at < _WARN_EVERY_S or not self.lifetime.expires_soon(now):
@@ -311,7 +319,9 @@ class Certificates(Terms):
 
     def _load(self) -> None:
         self.context = make_context(self._config)
-        self.lifetime = lifetime_of(self._config)
+
+    def _lifetime(self) -> Lifetime | None:
+        return lifetime_of(self._config) if self._config.cert else None
 
     def _files(self) -> list[str]:
         return [path for path in (self._config.cert, self._config.key, self._config.ca) if path]

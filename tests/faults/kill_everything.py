@@ -21,6 +21,7 @@ from pathlib import Path
 from tests.faults import everything
 from tests.faults.kill_rounds import World, check_logs, join
 from tests.support import BrokerProcess, broker_process
+from tests.support.broker_process import started
 from tests.support.power import PoweredBroker, powered_disk
 
 SETTINGS = """
@@ -81,13 +82,11 @@ def rounds(directory: Path, seed: int, *, power: bool = False) -> Iterator[Round
         with broker_process(directory / "data", arguments=arguments) as broker:
             yield Rounds(broker, seed)
         return
-    with powered_disk(directory / "data", directory / "disk.ext4") as disk:
-        broker = PoweredBroker(disk, arguments)
-        broker.start()
-        try:
-            yield Rounds(broker, seed)
-        finally:
-            broker.kill9()
+    with (
+        powered_disk(directory / "data", directory / "disk.ext4") as disk,
+        started(PoweredBroker(disk, arguments)) as powered,
+    ):
+        yield Rounds(powered, seed)
 
 
 def main() -> None:

@@ -185,7 +185,13 @@ def broker_process(
     The log is beside the data directory, as `<data_dir>.log`. The process is killed at the end if still there.
     `module` is what `python -m` runs: another one can wrap the broker.
     """
-    broker = BrokerProcess(Path(data_dir).resolve(), doors, arguments, module)
+    with started(BrokerProcess(Path(data_dir).resolve(), doors, arguments, module)) as broker:
+        yield broker
+
+
+@contextmanager
+def started(broker: BrokerProcess) -> Iterator[BrokerProcess]:
+    """The same of a broker that was made otherwise."""
     broker.start()
     try:
         yield broker

@@ -30,11 +30,8 @@ class PoweredDisk:
 
     def __init__(self, root: Path, image: Path) -> None:
         self.root = root
-        self._image = image
-
-    def mount(self) -> None:
-        """Also what it takes to have it back after `stop`. Raises NoSuchDisk."""
-        _run("mount", "-o", "loop", str(self._image), str(self.root))
+        self.mount = ["mount", "-o", "loop", str(image), str(root)]
+        """The command."""
 
     def stop(self) -> None:
         """From now on nothing reaches the device, and everything that is asked of the file system fails."""
@@ -48,8 +45,8 @@ class PoweredDisk:
         """Cut the power, of a broker too that `end` kills; then the disk is there again."""
         self.stop()
         end()
-        _run("umount", str(self.root))
-        self.mount()
+        for command in (["umount", str(self.root)], self.mount):
+            subprocess.run(command, check=True)
 
 
 class PoweredBroker(BrokerProcess):
@@ -77,7 +74,7 @@ def powered_disk(root: Path, image: Path, *, size_bytes: int = 1 << 30) -> Itera
     os.truncate(image, size_bytes)
     _run("mkfs.ext4", "-q", str(image))
     disk = PoweredDisk(root, image)
-    disk.mount()
+    _run(*disk.mount)
     try:
         yield disk
     finally:

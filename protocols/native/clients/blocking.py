@@ -29,6 +29,7 @@ from protocols.native.clients.finding import FOUND_MAX, find_records
 from protocols.native.clients.groups_admin import finish
 from protocols.native.clients.records import (
     REQUEST_ENTRIES_MAX,
+    REQUEST_ENTRY_BYTES,
     REQUEST_OVERHEAD_BYTES,
     ConsumerRecord,
     checked_offset,
@@ -476,7 +477,7 @@ def _requests(
     chosen: list[tuple[str, int, BytesLike]] = []
     bytes_max = bytes_left = limits["request_bytes_max"] - REQUEST_OVERHEAD_BYTES
     for batch in batches:
-        size = len(batch[2]) + len(batch[0]) * 4 + 64
+        size = len(batch[2]) + len(batch[0]) * 4 + REQUEST_ENTRY_BYTES
         if chosen and (size > bytes_left or len(chosen) >= REQUEST_ENTRIES_MAX):
             yield chosen
             chosen, bytes_left = [], bytes_max

@@ -407,4 +407,7 @@ def _finish(
 ) -> None:
     for key, draft in drafts.items():
         if isinstance(draft, SentBatch):
-            draft.finish(*((stored[key], None) if key in stored else (-1, failure)))
+            if key in stored:
+                draft.finish(stored[key], None)
+            else:
+                draft.finish(-1, failure)

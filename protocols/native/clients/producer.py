@@ -40,6 +40,7 @@ from protocols.native.clients.records import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
     REQUEST_ENTRIES_MAX,
+    REQUEST_ENTRY_BYTES,
     REQUEST_OVERHEAD_BYTES,
     Acks,
     Headers,
@@ -350,7 +351,7 @@ class Producer(Service):
                 bytes_left = link.limits["request_bytes_max"] - REQUEST_OVERHEAD_BYTES
             if link is not chosen_link:
                 continue
-            bytes_left -= batch.size + len(queue.topic) * 4 + 64
+            bytes_left -= batch.size + len(queue.topic) * 4 + REQUEST_ENTRY_BYTES
             if chosen and (bytes_left < 0 or len(chosen) >= REQUEST_ENTRIES_MAX):
                 break
             if queue.ready:

@@ -41,7 +41,9 @@ MESSAGE_ID_HEADERS = ("message-id", "millrace.message-id")
 REQUEST_ENTRIES_MAX = 1000
 """Batches in one request to store some."""
 REQUEST_OVERHEAD_BYTES = 2048
-"""What such a request has besides them, at most."""
+"""What such a request has besides them, at most,"""
+REQUEST_ENTRY_BYTES = 64
+"""and for each besides its topic's name, of whose characters one takes four bytes at most."""
 
 
 class ConsumerRecord(Struct, frozen=True, gc=False):

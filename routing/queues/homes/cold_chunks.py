@@ -25,7 +25,7 @@ from core_log.whole_batches import readable_behind
 from routing.config import BrokerConfig
 from routing.queues.fact_columns import FactColumns
 from routing.queues.gathering import skip_unreadable
-from routing.queues.homes.cold_reads import LARGE_KEPT_S, ColdReads
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_records import SlabReader
 from routing.queues.homes.read_slabs import with_lives
 from routing.queues.slab_cache import CachedSlab
@@ -159,7 +159,7 @@ class ColdChunks:
         while len(chunks) > _CHUNKS_MAX or (held > most and len(chunks) > 1):
             held -= chunks.pop(0).bytes
         if chunk.bytes > self._large_bytes:
-            self._reads.after(LARGE_KEPT_S, lambda: self._let_go(chunk))
+            self._reads.let_go_soon(lambda: self._let_go(chunk))
 
     def _let_go(self, chunk: ColdChunk) -> None:
         if chunk in self._chunks:

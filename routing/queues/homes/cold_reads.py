@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-LARGE_KEPT_S = 1.0
+_LARGE_KEPT_S = 1.0
 """For how long a large message that was read is kept for those who may want it as well."""
 
 Read = Callable[[Any], Coroutine[Any, Any, None]]
@@ -45,9 +45,9 @@ class ColdReads:
             self._publishers.unpark_all()
         self.end_turn()
 
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call something when so much time has passed."""
-        self._spawn(_after, seconds, call)
+    def let_go_soon(self, let_go: Callable[[], None]) -> None:
+        """A large message was read: call this when those who want it as well have had time to come."""
+        self._spawn(_later, let_go)
 
     async def wait(self) -> None:
         """Wait for the end of a read, if one is under way."""
@@ -56,6 +56,6 @@ class ColdReads:
                 await self._publishers.park()
 
 
-async def _after(seconds: float, call: Callable[[], None]) -> None:
-    await trio.sleep(seconds)
-    call()
+async def _later(let_go: Callable[[], None]) -> None:
+    await trio.sleep(_LARGE_KEPT_S)
+    let_go()

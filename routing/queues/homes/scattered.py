@@ -26,7 +26,7 @@ from core_log.record_decoder import RecordRun
 from core_log.record_reader import KnownPlaces, read_cached_records, read_records
 from routing.message import Slab
 from routing.queues.fact_columns import FactColumns
-from routing.queues.homes.cold_reads import LARGE_KEPT_S, ColdReads
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_records import SlabReader
 from routing.queues.homes.read_slabs import with_lives
 from routing.queues.slab_cache import CachedSlab
@@ -187,7 +187,7 @@ class Scattered:
             kept[entry.first] = entry
             self._kept_bytes += entry.bytes
             if entry.bytes > _KEPT_BYTES_MAX:
-                self._reads.after(LARGE_KEPT_S, partial(self._let_go, entry.first))
+                self._reads.let_go_soon(partial(self._let_go, entry.first))
 
     def _let_go(self, offset: int) -> None:
         entry = self._kept.pop(offset, None)
