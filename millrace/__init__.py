@@ -1,6 +1,7 @@
 """The public names of Millrace's native protocol: `from millrace import Producer, Consumer`.
 
-The first three are for trio programs; those that begin with "Blocking" need no event loop.
+`Client`, `Producer`, `TransactionalProducer` and `Consumer` are for asyncio and trio programs; those that begin with
+"Blocking" need no event loop.
 """
 
 from protocols.native.clients.blocking import BlockingClient, FetchResult, TopicDescription

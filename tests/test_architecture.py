@@ -56,9 +56,9 @@ DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spar
 NATIVE_CLIENTS = tuple(
     f"protocols/native/clients/{name}.py"
     for name in (
-        "client", "client_admin", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link",
-        "listed_offsets", "membership", "parallel", "producer", "producer_batches", "served_membership",
-        "transactional",
+        "asyncio_host", "client", "client_admin", "client_tls", "consumer", "coordinators", "either_loop", "fetcher",
+        "leaders", "link", "listed_offsets", "membership", "parallel", "producer", "producer_batches",
+        "served_membership", "transactional",
         "blocking", "blocking_admin", "blocking_consumer", "blocking_group", "blocking_leaders", "blocking_link",
         "blocking_producer", "blocking_transactional", "blocking_user", "silence",
     )

@@ -10,6 +10,7 @@ import trio
 from core_log.containing import Groups as Strings
 from protocols.native import wire, wire_groups
 from protocols.native.clients import groups_admin
+from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.groups_admin import GroupDescription, GroupListing, PartitionLag, QueueLag, Which
 from protocols.native.clients.leaders import Leaders
@@ -111,22 +112,27 @@ class Groups:
     def _asker(self) -> TrioAsker:
         raise NotImplementedError
 
+    @on_either_loop
     async def list_groups(self) -> list[GroupListing]:
         """All groups, by name."""
         return await groups_admin.list_groups(self._asker())
 
+    @on_either_loop
     async def describe_group(self, group: str) -> GroupDescription:
         """Who is in a group. Raises NotFound."""
         return await groups_admin.describe_group(self._asker(), group)
 
+    @on_either_loop
     async def delete_group(self, group: str) -> None:
         """Forget a group, and how far it has come. Raises NotFound, PreconditionFailed while it has members."""
         await groups_admin.delete_group(self._asker(), group)
 
+    @on_either_loop
     async def forget_offsets(self, group: str, partitions: Sequence[Partition]) -> None:
         """Forget how far a group has come in some partitions. Raises as `delete_group` does."""
         await groups_admin.forget_offsets(self._asker(), group, partitions)
 
+    @on_either_loop
     async def reset_offsets(
         self,
         group: str,
@@ -142,14 +148,17 @@ class Groups:
             self._asker(), group, to, offset=offset, shift=shift, partitions=partitions, dry_run=dry_run
         )
 
+    @on_either_loop
     async def set_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
         """Where a group without members goes on. Raises NotAMember (it has members), OffsetOutOfRange."""
         await groups_admin.set_offsets(self._asker(), group, offsets)
 
+    @on_either_loop
     async def lag(self, group: str) -> list[PartitionLag]:
         """How far a group is behind. Raises NotFound."""
         return await groups_admin.lag(self._asker(), group)
 
+    @on_either_loop
     async def queue_lag(self, group: str) -> list[QueueLag]:
         """How far a group is behind in queues, as a query of Spark's is that reads one."""
         return await groups_admin.queue_lag(self._asker(), group)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Literal, Self
 
 import trio
@@ -23,6 +22,7 @@ from protocols.native import wire, wire_groups
 from protocols.native.clients.assignors import ASSIGNORS
 from protocols.native.clients.client import LinkConfig
 from protocols.native.clients.coordinators import CoordinatorLink
+from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
 from protocols.native.clients.group_bytes import GroupMetadata
 from protocols.native.clients.group_reader import GroupReader
@@ -127,20 +127,17 @@ class Consumer(Fetcher):
             self._between = self._between_batches
             self._commit_at = trio.current_time() + self._auto_commit_s
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
+    async def _enter(self) -> None:
+        await super()._enter()
         topics, pattern, listener = self._given
         if topics or pattern is not None:
             try:
                 await self.subscribe(topics, pattern=pattern, listener=listener)
             except BaseException as error:
-                await self.__aexit__(type(error), error, None)
+                await self._exit(error)
                 raise
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def _exit(self, error: BaseException | None) -> None:
         try:
             with trio.move_on_after(_CLOSE_S_MAX, shield=True):
                 if self._membership is not None:
@@ -148,10 +145,11 @@ class Consumer(Fetcher):
                 elif error is None:
                     await self._commit_by_itself()
         finally:
-            await super().__aexit__(kind, error, traceback)
+            await super()._exit(error)
 
     # Where to read
 
+    @on_either_loop
     async def assign(self, what: str | Partition | Iterable[str | Partition]) -> None:
         """Read these and nothing else: topics (all their partitions) and (topic, partition)s.
 
@@ -181,6 +179,7 @@ class Consumer(Fetcher):
         missing = [partition for partition in partitions if partition not in committed]
         return committed | await self._reset_offsets(missing)
 
+    @on_either_loop
     async def subscribe(
         self,
         topics: str | Iterable[str] = (),
@@ -217,6 +216,7 @@ class Consumer(Fetcher):
         with scope:
             await membership.run()
 
+    @on_either_loop
     async def unsubscribe(self) -> None:
         """Leave the group, and read nothing."""
         await self.assign([])
@@ -297,19 +297,23 @@ class Consumer(Fetcher):
         """What is read."""
         return list(self._positions)
 
+    @on_either_loop
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at `offset`. Raises KeyError when the partition is not assigned, ValueError for what is no offset."""
         self._seek({(topic, partition): offset})
         await trio.lowlevel.checkpoint()
 
+    @on_either_loop
     async def seek_to_beginning(self, partitions: Iterable[Partition] | None = None) -> None:
         """Go on at the first record there is, in these or all assigned partitions."""
         await self._seek_to("earliest", partitions)
 
+    @on_either_loop
     async def seek_to_end(self, partitions: Iterable[Partition] | None = None) -> None:
         """Go on at what will be written next, in these or all assigned partitions."""
         await self._seek_to("latest", partitions)
 
+    @on_either_loop
     async def seek_to_time(self, timestamp_ms: int, partitions: Iterable[Partition] | None = None) -> None:
         """Go on at the first record not before a time; at the end where there is none that young."""
         await self._seek_to(timestamp_ms, partitions)
@@ -328,6 +332,7 @@ class Consumer(Fetcher):
 
     # Groups
 
+    @on_either_loop
     async def commit(self, offsets: Mapping[Partition, int] | None = None) -> None:
         """Store positions, or `offsets`, for the group; returns when they are durable.
 
@@ -348,6 +353,7 @@ class Consumer(Fetcher):
         for interceptor in self._interceptors:
             interceptor.on_commit(offsets)
 
+    @on_either_loop
     async def committed(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, int]:
         """What the group committed, of these or of all; empty without a group."""
         if self._group is None:
@@ -412,6 +418,7 @@ class Consumer(Fetcher):
                     raise
                 return result
 
+    @on_either_loop
     async def stand_by(self) -> None:
         """Do what a member of a group does between records, without asking for any."""
         self._put_back()

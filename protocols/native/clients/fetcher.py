@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from protocols.native import wire
 from protocols.native.clients.client import LinkConfig, Service
+from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.group_bytes import Partition as Partition
 from protocols.native.clients.hooks import OnRecords
 from protocols.native.clients.link import Link
@@ -199,6 +200,7 @@ class Fetcher(Service):
 
     # Records
 
+    @on_either_loop
     async def _advance(self, until: float = math.inf) -> bool:
         """Wait for the next batch that holds records, and make it the current one; False when there is none by then."""
         await trio.lowlevel.checkpoint()

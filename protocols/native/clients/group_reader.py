@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from protocols.native.clients.fetcher import NOWHERE
@@ -59,6 +59,10 @@ class GroupReader(Reader):
         for finish in self._consumer._before_revoked:
             await finish(partitions)
         await self._consumer._commit_by_itself()
+
+    async def await_given(self, given: Awaitable[None]) -> None:
+        """See `Reader`."""
+        await self._consumer._await_given(given)
 
     def interrupt(self) -> None:
         """See `Reader`."""

@@ -102,6 +102,10 @@ class Reader(ABC):
         """Finish what is under way, and commit if that is the consumer's to do."""
 
     @abstractmethod
+    async def await_given(self, given: Awaitable[None]) -> None:
+        """Await what the application's listener gave."""
+
+    @abstractmethod
     def interrupt(self) -> None:
         """Have the application come by soon: there are steps."""
 
@@ -217,7 +221,7 @@ class Membership:
     async def _tell(self, listener: Callable[[list[Partition]], Awaitable[None] | None], what: list[Partition]) -> None:
         told = listener(what)
         if isawaitable(told):
-            await told
+            await self._reader.await_given(told)
 
     # The task
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import trio
 
 from protocols.native.clients.consumer import Consumer
+from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.fetcher import Position
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.records import ConsumerRecord
@@ -74,6 +75,7 @@ class _Tracked:
             self.next_offset = self.pending.popleft().record.offset + 1
 
 
+@on_either_loop
 async def process_in_parallel(
     consumer: Consumer,
     handle: Handle,
@@ -189,7 +191,7 @@ class _Processor:
             if work.tracked.is_current:
                 work.begun = True
                 try:
-                    await self._handle(work.record)
+                    await self._consumer._await_given(self._handle(work.record))
                 except Exception as error:
                     self._failure = self._failure or error
                     scope.cancel()

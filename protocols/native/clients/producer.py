@@ -26,6 +26,7 @@ from core_log.producer_states import REMEMBERED
 from core_log.wall_clock import wall_clock_ms
 from protocols.native import wire, wire_transactions
 from protocols.native.clients.client import LinkConfig, Service
+from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.failed_sends import FailedSink, tell_failed
 from protocols.native.clients.hooks import (
     Partitioner,
@@ -189,11 +190,11 @@ class Producer(Service):
         if known is None:
             known = await self._learn(topic)
         if partition is not None and partition >= len(known.partitions):  # it may have got more
-            await self._leaders.partitions(topic, create_missing=False, timeout_ms=self._max_block_ms)
+            await self._look_again(topic)
         self._until_checkpoint -= 1
         if self._until_checkpoint < 0:
             self._until_checkpoint = _CHECKPOINT_RECORDS
-            await trio.lowlevel.checkpoint()
+            await self._let_others_run()
         if self._buffered_bytes + size > self._buffer_bytes_max:
             await self._wait_for_room(size)
         # Nothing suspends from here on.
@@ -241,6 +242,7 @@ class Producer(Service):
             delivery.watch(interceptor.on_acknowledgement)
         return delivery
 
+    @on_either_loop
     async def flush(self) -> None:
         """Send all that was taken so far and wait for the answers.
 
@@ -263,12 +265,22 @@ class Producer(Service):
         finally:
             self._flushing -= 1
 
+    @on_either_loop
     async def _learn(self, topic: str) -> TopicWaiting:
         numbers = await self._leaders.partitions(topic, create_missing=True, timeout_ms=self._max_block_ms)
         return self._topics.setdefault(
             topic, TopicWaiting(topic, len(numbers), self._producer_id, self._producer_epoch)
         )
 
+    @on_either_loop
+    async def _look_again(self, topic: str) -> None:
+        await self._leaders.partitions(topic, create_missing=False, timeout_ms=self._max_block_ms)
+
+    @on_either_loop
+    async def _let_others_run(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    @on_either_loop
     async def _wait_for_room(self, size: int) -> None:
         if size > self._buffer_bytes_max:
             raise BatchTooLarge(f"a record of {size} bytes in a buffer of {self._buffer_bytes_max}")

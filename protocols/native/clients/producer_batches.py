@@ -9,7 +9,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -20,6 +20,9 @@ from protocols.native.clients.records import RecordMetadata, SentBatch
 from protocols.native.clients.sequences import Sequences
 from protocols.native.errors import MillraceError
 
+if TYPE_CHECKING:
+    import asyncio
+
 logger = logging.getLogger("protocols.native.clients.producer")
 
 OnDelivered = Callable[[RecordMetadata | None, MillraceError | None], None]
@@ -28,7 +31,7 @@ OnDelivered = Callable[[RecordMetadata | None, MillraceError | None], None]
 class Batch(SentBatch):
     """A batch that tasks wait for."""
 
-    __slots__ = ("_done", "created_at", "data", "observed", "sequence", "watchers")
+    __slots__ = ("_done", "_done_for_asyncio", "created_at", "data", "observed", "sequence", "watchers")
 
     def __init__(self, timestamp_ms: int, created_at: float, sequence: int) -> None:
         super().__init__(timestamp_ms)
@@ -40,6 +43,7 @@ class Batch(SentBatch):
         self.watchers: list[tuple[int, int, OnDelivered]] | None = None
         """(partition, index, whom to tell) of records with interceptors."""
         self._done: trio.Event | None = None
+        self._done_for_asyncio: asyncio.Event | None = None
 
     def finish(self, base_offset: int, error: MillraceError | None) -> None:
         super().finish(base_offset, error)
@@ -48,6 +52,8 @@ class Batch(SentBatch):
             self._tell(self.watchers)
         if self._done is not None:
             self._done.set()
+        if self._done_for_asyncio is not None:
+            self._done_for_asyncio.set()
 
     def _tell(self, watchers: list[tuple[int, int, OnDelivered]]) -> None:
         for partition, index, on_delivered in watchers:
@@ -57,10 +63,19 @@ class Batch(SentBatch):
                 logger.exception("an interceptor failed")
 
     async def wait(self) -> None:
-        if not self.finished:
+        """Be it in trio or in asyncio (`either_loop.py`)."""
+        if self.finished:
+            return
+        if trio.lowlevel.in_trio_task():
             if self._done is None:
                 self._done = trio.Event()
             await self._done.wait()
+        else:
+            import asyncio  # nobody else needs it
+
+            if self._done_for_asyncio is None:
+                self._done_for_asyncio = asyncio.Event()
+            await self._done_for_asyncio.wait()
 
 
 class Delivery:

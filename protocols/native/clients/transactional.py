@@ -21,6 +21,7 @@ import trio
 from core_log.batch_header import TRANSACTIONAL_BIT
 from protocols.native import wire_groups, wire_transactions
 from protocols.native.clients.coordinators import CoordinatorLink
+from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.group_bytes import GroupMetadata, Partition
 from protocols.native.clients.producer import Producer
 from protocols.native.clients.producer_batches import Batch, Delivery, Waiting
@@ -94,6 +95,7 @@ class TransactionalProducer(Producer):
 
     # ---- transactions
 
+    @on_either_loop
     async def begin(self) -> None:
         """Begin a transaction. Raises ValueError if one is under way."""
         if self._open:
@@ -102,6 +104,7 @@ class TransactionalProducer(Producer):
         self._failed.clear()
         await trio.lowlevel.checkpoint()
 
+    @on_either_loop
     async def commit(self) -> None:
         """Have all that was sent since `begin` take effect. Raises the error of what was not stored: then abort."""
         self._require_open()
@@ -111,6 +114,7 @@ class TransactionalProducer(Producer):
         self._decided = True
         await self._end(committed=True)
 
+    @on_either_loop
     async def abort(self) -> None:
         """Have nothing of it take effect, ever.
 
@@ -146,14 +150,20 @@ class TransactionalProducer(Producer):
             yield
             await self.commit()
         except BaseException:
-            with trio.CancelScope(shield=True), trio.move_on_after(self._link.config.request_timeout_ms / 1000):
-                if self._open:
-                    try:
-                        await self.abort()
-                    except MillraceError as error:  # what came before it is what the application is told
-                        logger.warning("the transaction of '%s' was not aborted: %s", self._id, error)
+            await self._abort_anyhow()
             raise
 
+    @on_either_loop
+    async def _abort_anyhow(self) -> None:
+        """Whatever happens: what came before it is what the application is told."""
+        with trio.CancelScope(shield=True), trio.move_on_after(self._link.config.request_timeout_ms / 1000):
+            if self._open:
+                try:
+                    await self.abort()
+                except MillraceError as error:
+                    logger.warning("the transaction of '%s' was not aborted: %s", self._id, error)
+
+    @on_either_loop
     async def send_offsets(self, offsets: Mapping[Partition, int], group: GroupMetadata | str) -> None:
         """Have a group come so far when the transaction is committed. `group` is `Consumer.group_metadata()`, or the
         name of one that has no members. Raises NotAMember when the group has gone on without the consumer: then abort.
