@@ -105,44 +105,50 @@ class PublishRuns:
 
     def _take_unequal(self, data: bytes, position: int, first: int, head: bytes, block: bytes, found: Found) -> int:
         """Add complete packets from `position` on with this first byte, head and block."""
-        end, id_bytes, skipped = len(data), 2 if first & 6 else 0, len(block)
-        while end - position > 1 and data[position] == first:
+        end, id_bytes, skipped, before = len(data), 2 if first & 6 else 0, len(block), 0
+        packet_bytes_max, head_bytes = self._config.packet_bytes_max, len(head)
+        while end - position > 2 and data[position] == first:
             size = data[position + 1]
-            if size < 128:
-                body = position + 2
-                stop = body + size
-            else:
-                try:
-                    body, stop = frame(data, position, end, self._config.packet_bytes_max)
-                except MqttProtocolError:
-                    break
-            head_stop = body + len(head)
+            body = position + 2
+            stop = body + size
+            if size > 127:
+                more = data[body]
+                body += 1
+                stop += (more << 7) - 127
+                if more > 127 or stop - position > packet_bytes_max:
+                    try:
+                        body, stop = frame(data, position, end, packet_bytes_max)
+                    except MqttProtocolError:
+                        break
+            head_stop = body + head_bytes
             payload = head_stop + id_bytes + skipped
             if stop > end or stop < payload or not data.startswith(head, body):
                 break
             if skipped and not data.startswith(block, head_stop + id_bytes):
                 break
+            size = stop - position
+            if size == before:  # two of a length, so there may be more
+                position = _take_equal(data, position, size, data[position:head_stop], id_bytes, block, found)
+                before = 0
+                continue
             found.payloads.append(data[payload:stop])
             if id_bytes:
                 found.packet_ids += data[head_stop : head_stop + 2]
-            prefix, size, position = data[position:head_stop], stop - position, stop
-            if data.startswith(prefix, position):
-                position = _take_equal(data, position, size, prefix, id_bytes, block, found)
+            position, before = stop, size
         return position
 
     def _take_varied(self, data: bytes, position: int, first: int, topics: list[str], found: Found) -> int:
         """Add complete packets from `position` on, whatever their topics; returns where they end."""
         id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
-        end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._topics.get
-        add_topic, add_payload, packet_ids = topics.append, found.payloads.append, found.packet_ids
+        end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._topics
+        payloads, packet_ids = found.payloads, found.packet_ids
         shapes, previous, equal = shapes_of(first, packet_bytes_max), topics[-1], 0
-        while position + 4 < end:  # the smallest packet has five bytes
-            start = data[position : position + SHAPE_BYTES]
+        while True:
             try:
-                body, topic_stop, stop = shapes[start]
+                body, topic_stop, stop = shapes[data[position : position + SHAPE_BYTES]]
             except KeyError:
-                if start[0] != first and start[0] != again:
-                    break
+                if position + 4 >= end or data[position] != first and data[position] != again:
+                    break  # the smallest packet has five bytes
                 shape = shape_of(shapes, data, position, packet_bytes_max, id_bytes)
                 if shape is None:
                     break
@@ -151,11 +157,11 @@ class PublishRuns:
             if stop > end:
                 break
             topic_stop += position
-            raw_topic = data[position + body : topic_stop]
-            topic = known(raw_topic)
-            if topic is None:
+            try:
+                topic = known[data[position + body : topic_stop]]
+            except KeyError:
                 try:
-                    topic = self._new_topic(raw_topic)
+                    topic = self._new_topic(data[position + body : topic_stop])
                 except MqttProtocolError:
                     break
             if topic is previous:
@@ -164,13 +170,12 @@ class PublishRuns:
                     break
             else:
                 previous = topic
-                if equal:
-                    equal = 0
-            add_topic(topic)
+                equal = 0
+            topics.append(topic)
             if id_bytes:
                 packet_ids += data[topic_stop : topic_stop + 2]
                 topic_stop += 2
-            add_payload(data[topic_stop:stop])
+            payloads.append(data[topic_stop:stop])
             position = stop
         return position
 
