@@ -13,7 +13,8 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -387,13 +388,16 @@ def parse_address(address: str, *, setting: str = "address") -> tuple[str, int] 
     return bare, int(port)
 
 
-def settings_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
+@cache
+def settings_of(struct: type[msgspec.Struct]) -> Sequence[tuple[str, Any]]:
     """Every setting below `struct` as its dotted name and its type."""
+    found: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from settings_of(field.type, f"{prefix}{field.name}.")
+            found += [(f"{field.name}.{name}", kind) for name, kind in settings_of(field.type)]
         else:
-            yield prefix + field.name, field.type
+            found.append((field.name, field.type))
+    return found
 
 
 def _read_file(path: Path) -> dict[str, Any]:
