@@ -42,6 +42,7 @@ async def housekeep(broker: Broker) -> None:
         broker.retained.tidy(broker.spawn)
         if broker.storage.topic_logs is not None:
             broker.storage.topic_logs.retry()
+            broker.storage.topic_logs.give_up()
         led, transient = broker.topology.led, broker.topology.transient
         for partition in (*led, transient):
             partition.tidy()

@@ -7,7 +7,8 @@
 3. Where this broker is a replica the partition has a `ReplicaLog`, else an `AbsentLog`, which readers may read all the
    same (`remote_log.py`); replicas that move make it the one or the other.
 4. Who ceases to lead tells everybody who waits for what it had not committed that this failed: another leader may have
-   put something else there.
+   put something else there. So does who has not been allowed to act as the leader for so long that others will be
+   (`publish_patience_s`), though it hears of nothing: whoever waits had better ask others.
 """
 
 from __future__ import annotations
@@ -206,6 +207,14 @@ class TopicLogs:
         unopened, self._unopened = self._unopened, set()
         for name in unopened:
             self._moved(name)
+
+    def give_up(self) -> None:
+        """Rule 4, of what is led without a lease; now and then."""
+        now_s, lease_until_s = self._cluster.lease()
+        if now_s - lease_until_s > self._cluster.publish_patience_s:
+            for partition, leadership, _ in self._partitions.values():
+                if leadership.leads and (error := leadership.refusal()) is not None:
+                    self._fail(partition.log, error)
 
     def partition(self, name: str) -> TopicPartition | None:
         """The partition that a log is of."""

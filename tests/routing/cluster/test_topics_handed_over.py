@@ -139,6 +139,24 @@ async def test_what_waits_for_replicas_in_sync_is_refused_in_the_end() -> None:
         assert [value for _, value in read_all(partition.log)] == [b"in time"]
 
 
+async def test_who_waits_at_a_leader_that_is_cut_off_from_the_metadata_alone_is_told_in_the_end() -> None:
+    """Brokers reach each other, and clients all of them: nobody tells this one that another leads."""
+    async with mesh(serve_each_other=True, patience_s=0.3, housekeeping_interval_ms=20) as brokers:
+        leader, partition = await led(brokers)
+        others = [member for member in brokers.members.values() if member is not leader]
+        told: list[StorageUnavailable | None] = []
+        leader.broker.commits.when_committed([(partition.log, partition.log.log_end_offset + 1)], told.append)
+        leader.one.transport.cut_off = True
+        await others[0].one.store.revoke(leader.one.store.lease_id)
+        await until(lambda: any(leads(member) for member in others))
+        assert partition.leadership is not None
+        assert partition.leadership.standing.leader == leader.me, "it does not know"
+        await until(lambda: told)
+        assert isinstance(told[0], NotLeader)
+        assert "may not act as the leader" in str(told[0])
+        leader.one.transport.cut_off = False
+
+
 def leads(member: Member) -> bool:
     (partition,) = member.broker.topics["t"].partitions
     return partition.leadership is not None and partition.leadership.refusal() is None
