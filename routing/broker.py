@@ -327,6 +327,10 @@ class Broker(Turns):
         reason = f"user '{name}' is deleted"
         self._close_clients([(client, reason) for client in self.clients if client.user == name])
 
+    def send_on(self, reason: str) -> None:
+        """Who leads what is not known here any more: clients that ask for it are to ask others."""
+        self._close_clients([(client, reason) for client in self.clients if client.asks_for_leaders])
+
     def _close_clients(self, closing: Iterable[tuple[Client, str]]) -> None:
         """End connections, each for a reason: many in bites, so that others have their turns in between."""
         left = deque(closing)

@@ -42,7 +42,8 @@ async def housekeep(broker: Broker) -> None:
         broker.retained.tidy(broker.spawn)
         if broker.storage.topic_logs is not None:
             broker.storage.topic_logs.retry()
-            broker.storage.topic_logs.give_up()
+            if broker.storage.topic_logs.give_up():
+                broker.send_on("the broker is cut off from its cluster")
         led, transient = broker.topology.led, broker.topology.transient
         for partition in (*led, transient):
             partition.tidy()

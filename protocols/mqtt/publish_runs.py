@@ -147,7 +147,7 @@ class PublishRuns:
             try:
                 body, topic_stop, stop = shapes[data[position : position + SHAPE_BYTES]]
             except KeyError:
-                if position + 4 >= end or data[position] != first and data[position] != again:
+                if position + 4 >= end or (data[position] != first and data[position] != again):
                     break  # the smallest packet has five bytes
                 shape = shape_of(shapes, data, position, packet_bytes_max, id_bytes)
                 if shape is None:

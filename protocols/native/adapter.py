@@ -190,7 +190,8 @@ class NativeAdapter:
                 why = "" if request.credentials is not None else "a user is needed; the connection closes"
                 self._goodbye(ErrorCode.AUTHENTICATION_FAILED, why, request.correlation_id)
                 return None
-            client = Client("native", user, self._config.virtual_host, self.peer, self._shut_out, request.client_name)
+            name, vhost = request.client_name, self._config.virtual_host
+            client = Client("native", user, vhost, self.peer, self._shut_out, name, asks_for_leaders=True)
             self._grants = self._enter(client)
         except errors.BrokerError as error:
             self._goodbye(ErrorCode.ACCESS_REFUSED, str(error), request.correlation_id)

@@ -208,13 +208,16 @@ class TopicLogs:
         for name in unopened:
             self._moved(name)
 
-    def give_up(self) -> None:
-        """Rule 4, of what is led without a lease; now and then."""
+    def give_up(self) -> bool:
+        """Rule 4, of what is led without a lease; now and then. Whether there is any."""
         now_s, lease_until_s = self._cluster.lease()
+        given_up = False
         if now_s - lease_until_s > self._cluster.publish_patience_s:
             for partition, leadership, _ in self._partitions.values():
                 if leadership.leads and (error := leadership.refusal()) is not None:
                     self._fail(partition.log, error)
+                    given_up = True
+        return given_up
 
     def partition(self, name: str) -> TopicPartition | None:
         """The partition that a log is of."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import trio
 
 from core_log.producer_states import ProducerStates
 from core_log.record_batch import validate
+from routing.clients import Client
 from routing.errors import NotLeader, StorageUnavailable
 from routing.topics.topic_partition import TopicPartition
 from tests.core_log.helpers import make_batch, read_all
@@ -146,6 +150,10 @@ async def test_who_waits_at_a_leader_that_is_cut_off_from_the_metadata_alone_is_
         others = [member for member in brokers.members.values() if member is not leader]
         told: list[StorageUnavailable | None] = []
         leader.broker.commits.when_committed([(partition.log, partition.log.log_end_offset + 1)], told.append)
+        closed: list[tuple[int, str]] = []
+        for number in (0, 1):
+            client = Client("p", "guest", "/", "", partial(lambda *why: closed.append(why), number))
+            leader.broker.connect(object(), replace(client, asks_for_leaders=bool(number)))
         leader.one.transport.cut_off = True
         await others[0].one.store.revoke(leader.one.store.lease_id)
         await until(lambda: any(leads(member) for member in others))
@@ -154,6 +162,8 @@ async def test_who_waits_at_a_leader_that_is_cut_off_from_the_metadata_alone_is_
         await until(lambda: told)
         assert isinstance(told[0], NotLeader)
         assert "may not act as the leader" in str(told[0])
+        await until(lambda: closed)
+        assert {number for number, _ in closed} == {1}, "who asks it for leaders asks others next, the rest may stay"
         leader.one.transport.cut_off = False
 
 
