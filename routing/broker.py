@@ -329,7 +329,9 @@ class Broker(Turns):
 
     def send_on(self, reason: str) -> None:
         """Who leads what is not known here any more: clients that ask for it are to ask others."""
-        self._close_clients([(client, reason) for client in self.clients if client.asks_for_leaders])
+        for client in self.clients:
+            if client.send_on is not None:
+                client.send_on(reason)
 
     def _close_clients(self, closing: Iterable[tuple[Client, str]]) -> None:
         """End connections, each for a reason: many in bites, so that others have their turns in between."""

@@ -24,8 +24,8 @@ class Client:
     """What the client calls itself."""
     version: str = ""
     """Of its protocol, where there are several."""
-    asks_for_leaders: bool = False
-    """It goes to whoever it is told leads what it wants."""
+    send_on: Callable[[str], None] | None = None
+    """Of one that asks who leads what it wants: ends its connection, and it goes on by another broker."""
     connected_at_ms: int = field(default_factory=wall_clock_ms)
 
 

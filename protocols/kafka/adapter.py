@@ -277,7 +277,7 @@ class KafkaAdapter:
     def _login(self, user: str) -> None:
         self._broker.release(self)
         name, vhost = self._name or "", self._config.virtual_host
-        client = Client("kafka", user, vhost, self.peer, self._shut_out, name, asks_for_leaders=True)
+        client = Client("kafka", user, vhost, self.peer, self._shut_out, name, send_on=self._shut_out)
         self.door.grants = self._broker.connect(self, client)
         self._frames.frame_bytes_max = self._config.request_bytes_max
 

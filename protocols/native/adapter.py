@@ -191,7 +191,7 @@ class NativeAdapter:
                 self._goodbye(ErrorCode.AUTHENTICATION_FAILED, why, request.correlation_id)
                 return None
             name, vhost = request.client_name, self._config.virtual_host
-            client = Client("native", user, vhost, self.peer, self._shut_out, name, asks_for_leaders=True)
+            client = Client("native", user, vhost, self.peer, self._shut_out, name, send_on=self.shut_down)
             self._grants = self._enter(client)
         except errors.BrokerError as error:
             self._goodbye(ErrorCode.ACCESS_REFUSED, str(error), request.correlation_id)

@@ -254,7 +254,8 @@ class BlockingLink:
             error = error_from_wire(reply.error)
             if reply.correlation_id is None or kind is wire.HelloReply:
                 self.close()
-                if error.retriable:  # the broker is stopping
+                if error.retriable:  # the broker stops, or is cut off from its cluster
+                    self._leave()
                     raise ConnectionLost(str(error), retriable=True)
             raise error
         if reply.correlation_id != correlation_id or not isinstance(reply, kind):

@@ -123,12 +123,14 @@ class Link:
                 await self._hello(stream)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             await self._abandon(stream)
-            self._addresses.append(self._addresses.pop(0))
+            self._try_others_first()
             slow = isinstance(error, trio.TooSlowError)
             why = f"no answer within {self.config.connect_timeout_ms} ms" if slow else _why(error)
             raise ConnectionLost(f"cannot connect to {named((host, port))}: {why}", retriable=True) from error
-        except BaseException:
+        except BaseException as error:
             await self._abandon(stream)
+            if isinstance(error, MillraceError) and error.retriable:
+                self._try_others_first()
             raise
         self._stream = stream
         self._note_change()
@@ -207,8 +209,11 @@ class Link:
     def give_up(self) -> None:
         """End the connection, whose other side does not answer, and try elsewhere first."""
         if self._stream is not None and self._ends is not None:
-            self._addresses.append(self._addresses.pop(0))
+            self._try_others_first()
             self._ends.cancel()
+
+    def _try_others_first(self) -> None:
+        self._addresses.append(self._addresses.pop(0))
 
     @staticmethod
     async def _pause(seconds: float) -> None:
@@ -233,6 +238,8 @@ class Link:
                     # What the broker refused for good will not be taken next time either.
                     final = error.code and not error.retriable
                     reason = error if final else ConnectionLost(str(error), retriable=True)
+                    if error.retriable:  # it stops, or is cut off from its cluster
+                        self._try_others_first()
                 ends.cancel()
 
             nursery.start_soon(until_lost, self._read)
