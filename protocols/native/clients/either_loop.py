@@ -21,17 +21,6 @@ Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 T = TypeVar("T")
 
 
-class OnEitherLoop:
-    """Base of what is used on either loop."""
-
-    _hosted: Hosted | None = None
-    """How asyncio gets at it, if it was opened there."""
-
-    async def _await_given(self, given: Awaitable[T]) -> T:
-        """What the application gave: rule 3."""
-        return await (given if self._hosted is None else self._hosted.await_given(given))
-
-
 def on_either_loop(method: Method) -> Method:
     """See the module's rule 1. The first argument is an `OnEitherLoop`."""
 
@@ -43,3 +32,19 @@ def on_either_loop(method: Method) -> Method:
         return hosted.carry_out(method, client, *arguments, **named)
 
     return cast(Method, called)
+
+
+class OnEitherLoop:
+    """Base of what is used on either loop."""
+
+    _hosted: Hosted | None = None
+    """How asyncio gets at it, if it was opened there."""
+
+    async def _await_given(self, given: Awaitable[T]) -> T:
+        """What the application gave: rule 3."""
+        return await (given if self._hosted is None else self._hosted.await_given(given))
+
+    @on_either_loop
+    async def _run_in_trio(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What is not a method."""
+        return await work()

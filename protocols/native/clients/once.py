@@ -54,7 +54,7 @@ def once(store: OnceStore[T]) -> Callable[[Callable[[ConsumerRecord, T], object]
 
     What comes of it is called with the record alone, and tells whether the record was worked on now (True) or before
     (False). It raises what `handle` and the store raise, and nothing has taken effect then. `handle` is no coroutine:
-    call it from trio by `trio.to_thread.run_sync`, one at a time for each store.
+    on an event loop call it in a thread (`asyncio.to_thread`, `trio.to_thread.run_sync`), one at a time for each store.
     """
 
     def decorate(handle: Callable[[ConsumerRecord, T], object]) -> Callable[[ConsumerRecord], bool]:

@@ -20,7 +20,6 @@ from typing import Any, Literal
 import trio
 
 from protocols.native.clients.consumer import Consumer
-from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.fetcher import Position
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.records import ConsumerRecord
@@ -75,7 +74,6 @@ class _Tracked:
             self.next_offset = self.pending.popleft().record.offset + 1
 
 
-@on_either_loop
 async def process_in_parallel(
     consumer: Consumer,
     handle: Handle,
@@ -94,7 +92,7 @@ async def process_in_parallel(
     """
     if consumer.commits_by_itself:
         raise ValueError("who works in parallel commits what is finished: no auto_commit_interval_ms")
-    await _Processor(consumer, handle, workers, order, in_flight_max, commit_interval_ms).run()
+    await consumer._run_in_trio(_Processor(consumer, handle, workers, order, in_flight_max, commit_interval_ms).run)
 
 
 class _Processor:
