@@ -57,6 +57,13 @@ def test_native_once(shared_broker: BrokerProcess) -> None:
     ]
 
 
+def test_native_asyncio(shared_broker: BrokerProcess) -> None:
+    lines = run("native_asyncio", shared_broker.native_port)
+    for name, count in (("ada", 30), ("grace", 20)):
+        own = [line for line in lines if line.startswith(f"{name} ")]
+        assert own == [f"{name} invoice for {number}" for number in range(count)]
+
+
 @pytest.mark.parametrize("example", sorted((CHECKOUT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_are_small(example: Path) -> None:
     most = 110 if example.stem.startswith("spark_") else 60  # a whole job takes its session and its plan
