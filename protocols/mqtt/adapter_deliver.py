@@ -70,14 +70,35 @@ def qos_of(properties: Properties, raw: bytes) -> int:
     return raw[0] & QOS_MASK if properties.protocol == "mqtt" and raw else 1
 
 
-class _Routes(dict[str, tuple[bytes | None, int]]):
-    """What `_add_route` says, by routing key."""
+_AddRoute = Callable[[str], tuple[bytes | None, int]]
+
+
+class _Topics(dict[str, bytes]):
+    """The topics of routing keys, as they are written; of one that is none, nothing."""
 
     __slots__ = ("_add",)
 
-    def __init__(self, add: Callable[[str], tuple[bytes | None, int]]) -> None:
+    def __init__(self, add: WeakMethod[_AddRoute]) -> None:
+        super().__init__()
+        self._add = add
+
+    def __missing__(self, routing_key: str) -> bytes:
+        add = self._add()
+        assert add is not None
+        return add(routing_key)[0] or b""
+
+
+class _Routes(dict[str, tuple[bytes | None, int]]):
+    """What `_add_route` says, by routing key."""
+
+    __slots__ = ("_add", "granted", "topics")
+
+    def __init__(self, add: _AddRoute) -> None:
         super().__init__()
         self._add = WeakMethod(add)  # of who has this
+        self.topics = _Topics(self._add)
+        self.granted: frozenset[int | None] = frozenset()
+        """At which QoS any of them is sent at most, None for one that is no topic; of those forgotten as well."""
 
     def __missing__(self, routing_key: str) -> tuple[bytes | None, int]:
         add = self._add()
@@ -123,7 +144,7 @@ class Delivering:
 
     def forget_routes(self) -> None:
         """Subscriptions have changed."""
-        self._routes.clear()
+        self._routes = _Routes(self._add_route)
         self._routes_on_terms.clear()
         subscriptions = self._subscriptions
         self._plain = subscriptions.are_plain and self._aliases is None
@@ -241,10 +262,8 @@ class Delivering:
         """Deliver messages of different topics: stretches of one QoS and RETAIN flag, leaving out what is no topic."""
         session, count = self._session, stop - start
         keys = [slab.routing_key] * count if slab.keys is None else slab.keys[start:stop]
-        routes = {key: self._routes[key] for key in set(keys)}
-        names = {key: topic or b"" for key, (topic, _) in routes.items()}
-        topics = list(map(names.__getitem__, keys))
-        kind_of, kinds = self._kinds(consumer, slab, start, stop, routes, keys)
+        topics = list(map(self._routes.topics.__getitem__, keys))
+        kind_of, kinds = self._kinds(consumer, slab, start, stop, keys)
         if retained is not None:
             kinds = [
                 None if kind is None else kind | flag << _RETAINED_SHIFT
@@ -294,17 +313,11 @@ class Delivering:
             )
             self.inflight.write(consumer, packets, qos, first_id + end - 1)
 
-    @staticmethod
     def _kinds(
-        consumer: Consumer,
-        slab: Slab,
-        start: int,
-        stop: int,
-        routes: dict[str, tuple[bytes | None, int]],
-        keys: Sequence[str],
+        self, consumer: Consumer, slab: Slab, start: int, stop: int, keys: Sequence[str]
     ) -> tuple[int | None, list[int | None] | None]:
         """At which QoS each message is sent, None if it is not: that of all, or a list where they differ."""
-        at_most = 0
+        routes, at_most = self._routes, 0
         if not consumer.no_ack and slab.properties.persistent:
             if slab.raws is not None:
                 granted = [routes[key] for key in keys]
@@ -313,9 +326,12 @@ class Delivering:
                     for (topic, qos), raw in zip(granted, slab.raws[start:stop], strict=True)
                 ]
             at_most = qos_of(slab.properties, slab.properties.raw)
-        kinds = {key: None if topic is None else min(qos, at_most) for key, (topic, qos) in routes.items()}
-        found = set(kinds.values())
-        return (found.pop(), None) if len(found) == 1 else (None, [kinds[key] for key in keys])
+        found = {None if qos is None else min(qos, at_most) for qos in routes.granted}
+        if len(found) == 1:
+            return found.pop(), None
+        kinds = [None if topic is None else min(qos, at_most) for topic, qos in map(routes.__getitem__, keys)]
+        found = set(kinds)
+        return (found.pop(), None) if len(found) == 1 else (None, kinds)
 
     def _deliver_on_terms(
         self,
@@ -402,10 +418,14 @@ class Delivering:
 
     def _add_route(self, routing_key: str) -> tuple[bytes | None, int]:
         """The topic of a routing key and the QoS granted for it; no topic when MQTT cannot express the key."""
-        if len(self._routes) >= ROUTES_REMEMBERED_MAX:
-            self._routes.clear()
-        terms = self._subscriptions.terms_for(routing_key)
-        route = self._routes[routing_key] = (self._own_topic_of(routing_key), terms.qos)
+        routes = self._routes
+        if len(routes) >= ROUTES_REMEMBERED_MAX:
+            routes.clear()
+            routes.topics.clear()
+        topic, qos = self._own_topic_of(routing_key), self._subscriptions.terms_for(routing_key).qos
+        routes.topics[routing_key] = topic or b""
+        routes.granted |= {None if topic is None else qos}
+        route = routes[routing_key] = topic, qos
         return route
 
     def _own_topic_of(self, routing_key: str) -> bytes | None:
