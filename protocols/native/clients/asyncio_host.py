@@ -49,6 +49,8 @@ class _Guest:
         while (guest := _guests.get(loop)) is not None and not guest._clients:
             await asyncio.wait([guest._ended])
         if guest is None:
+            if trio.lowlevel.in_trio_run():
+                raise RuntimeError("trio runs in this thread: a client was not closed before its asyncio loop was?")
             guest = _guests[loop] = _Guest(loop)
         guest._clients += 1
         return guest
