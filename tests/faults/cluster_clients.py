@@ -235,6 +235,10 @@ class AmqpPublisher(Worker):
     expected = _PIKA
     _pending: Message | None = None
 
+    def properties(self, message: Message) -> pika.BasicProperties:
+        """What it is published with."""
+        return _PERSISTENT
+
     def work(self, broker: BrokerProcess) -> None:
         """See `Worker`."""
         connection = pika_connection(broker)
@@ -244,7 +248,8 @@ class AmqpPublisher(Worker):
             while not self.stop.is_set():
                 message = self._pending = self._pending or self.ledger.take(self.dice.randrange(KEYS))[0]
                 began = time.monotonic()
-                channel.basic_publish("", self.ledger.name, self.ledger.body(message), _PERSISTENT, mandatory=True)
+                properties = self.properties(message)
+                channel.basic_publish("", self.ledger.name, self.ledger.body(message), properties, mandatory=True)
                 if time.monotonic() - began > SLOW_S:
                     self.ledger.slow.add(message)
                 self.ledger.note([message])
@@ -255,6 +260,15 @@ class AmqpPublisher(Worker):
             raise
         finally:
             _close(connection)
+
+
+class LaterPublisher(AmqpPublisher):
+    """A key has its priority, and its delay."""
+
+    def properties(self, message: Message) -> pika.BasicProperties:
+        """See `AmqpPublisher`."""
+        key = message[0]
+        return pika.BasicProperties(delivery_mode=2, priority=key % 3, headers={"x-delay": key % 4 * 250})
 
 
 class AmqpConsumer(Worker):

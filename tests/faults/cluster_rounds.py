@@ -36,6 +36,7 @@ from tests.faults.cluster_clients import (
     AmqpConsumer,
     AmqpPublisher,
     Committed,
+    LaterPublisher,
     MqttPublisher,
     MqttSubscriber,
     NativeProducer,
@@ -52,6 +53,8 @@ from tests.support.power import PoweredDisk, powered_disk
 
 PARTITIONS = 3
 RECORDS, OVER_AMQP, OVER_MQTT, TRANSACTED = "rounds-records", "rounds-amqp", "rounds-mqtt", "rounds-tx"
+LATER = "rounds-later"
+ARGUMENTS = {LATER: {"x-max-priority": 3, "x-delayed": True}}
 MODULE = "tests.faults.faulty_broker"
 """Wraps the brokers, so that a signal fills the disk of one."""
 WHOLE_S = 60.0
@@ -72,7 +75,7 @@ class ClusterWorld:
         self.verbose = False
         """Say as well what the clients took for errors."""
         self.records, self.amqp, self.mqtt = Ledger(RECORDS), Ledger(OVER_AMQP), Ledger(OVER_MQTT)
-        self.transacted = Ledger(TRANSACTED)
+        self.transacted, self.later = Ledger(TRANSACTED), Ledger(LATER)
         self.offsets: dict[tuple[int, int], bytes] = {}
         """Confirmed records, by partition and offset."""
         self.seen: dict[tuple[int, int], bytes] = {}
@@ -86,6 +89,7 @@ class ClusterWorld:
     def ledgers(self) -> list[Ledger]:
         """Those that are used."""
         by_door = {"native": self.records, "amqp": self.amqp, "mqtt": self.mqtt, "tx": self.transacted}
+        by_door["later"] = self.later
         return [by_door[door] for door in self.doors]
 
     @property
@@ -103,7 +107,7 @@ class ClusterWorld:
             connection = pika_connection(self.cluster.brokers[2])
             channel = connection.channel()
             for ledger in self.queues:
-                channel.queue_declare(ledger.name, durable=True)
+                channel.queue_declare(ledger.name, durable=True, arguments=ARGUMENTS.get(ledger.name))
             if "mqtt" in self.doors:
                 channel.queue_bind(OVER_MQTT, "amq.topic", OVER_MQTT)
             connection.close()
@@ -175,6 +179,8 @@ class ClusterWorld:
         if "tx" in self.doors:
             found.append(AmqpPublisher(self.cluster, self.transacted, seed()))
             found.append(TransactionConsumer(self.cluster, self.transacted, seed()))
+        if "later" in self.doors:
+            found += [LaterPublisher(self.cluster, self.later, seed()), AmqpConsumer(self.cluster, self.later, seed())]
         return found
 
     def _confirmed_again(self, workers: list[Worker]) -> None:
@@ -306,7 +312,7 @@ def shaken_cluster(
 
 
 DOORS = ("native", "amqp", "mqtt", "tx")
-"""Those that are used by default."""
+"""Those that are used by default; there is "later" besides."""
 
 
 def main() -> None:

