@@ -10,7 +10,9 @@
    ever means two records.
 4. What the topic does not keep any more, or cannot be read of it, is dropped when it is its turn, counted and said in
    the log.
-5. A view with a filter (`view_filter.py`) takes in the records whose keys it wants, and passes the others: they get no
+5. What was taken in was committed. A broker that takes a view over may have to be told so: of its replica, or of one
+   elsewhere. Until then these messages wait, and are not taken for gone.
+6. A view with a filter (`view_filter.py`) takes in the records whose keys it wants, and passes the others: they get no
    ids. However many it passes, others have their turns meanwhile.
 """
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RECORD_ENTRIES = 1 << 15
+_LOOK_S = 1.0
+"""So often who waits looks whether the queue is still served here."""
 _PASSED_MAX = 1 << 13
 """So many records are passed before others have their turn."""
 _ID_GAP = 1 << 24
@@ -126,6 +130,7 @@ class View:
         """The topic has more, or begins elsewhere."""
         self._behind = -1
         self.news = True
+        self._tell()
         self._queue.wake()
 
     def waits(self, count: int) -> None:
@@ -260,8 +265,7 @@ class View:
 
     def _loaded(self, partition: int, offset: int, error: Damaged | None) -> None:
         self._reading.discard((partition, offset))
-        read, self._read = self._read, trio.Event()
-        read.set()
+        self._tell()
         if error is not None:
             self._damaged.setdefault(partition, []).append(range(offset, error.behind))
             if self._position(partition) == offset:
@@ -269,6 +273,11 @@ class View:
                 self._pass_to(partition, error.behind)
         self.news = True
         self._queue.wake()
+
+    def _tell(self) -> None:
+        """Whoever waits looks again."""
+        read, self._read = self._read, trio.Event()
+        read.set()
 
     def find(self, message: int) -> CachedSlab | None:
         """The slab that holds a message, if it is in memory."""
@@ -286,8 +295,15 @@ class View:
         self._last = last = CachedSlab(first, picked(slab, [(start, stop - start)]), 0)
         return last
 
+    def _is_early(self, message: int) -> bool:
+        """Whether this broker, which just began to lead, does not know yet that its record is committed (rule 5)."""
+        piece, sources = self._pieces.find(message), self.sources
+        if piece is None or piece.partition >= len(sources):
+            return False
+        return piece.offset + message - piece.first >= sources[piece.partition].end
+
     def _look(self, message: int) -> tuple[Piece, int, StreamSlab | int | None] | None:
-        """The piece that has a message, its offset, and what the topic has there."""
+        """The piece that has a message, its offset, and what the topic has there. None: nobody knows now."""
         piece, sources = self._pieces.find(message), self.sources
         if piece is None or piece.partition >= len(sources):
             return None
@@ -295,6 +311,8 @@ class View:
         source = sources[piece.partition]
         if offset < source.start:
             return piece, offset, source.start
+        if offset >= source.end:
+            return None
         for damaged in self._damaged.get(piece.partition, ()):
             if offset in damaged:
                 return piece, offset, damaged.stop
@@ -324,10 +342,24 @@ class View:
 
     async def load_now(self, message: int, queue: ViewQueue) -> None:
         """As `load`, for one who can wait."""
+        while self._is_early(message) and not (queue.deleted or queue.partition.suspended):
+            await self._be_told()
         self.load(message, queue)
         while self._reading and self.find(message) is None and not self._gone_from(message) and not queue.deleted:
             await self._read.wait()
         await trio.lowlevel.checkpoint()
+
+    async def _be_told(self) -> None:
+        """Have whoever leads asked how much is committed, and wait for news."""
+        feed = self._feed
+        assert feed is not None
+        feed.waits(1)
+        try:
+            with trio.move_on_after(_LOOK_S):
+                await self._read.wait()
+        finally:
+            if feed is self._feed:
+                feed.waits(-1)
 
     def load_scattered(self, messages: list[int], queue: ViewQueue) -> bool:
         """Those that lie far apart are read like all others."""

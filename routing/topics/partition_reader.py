@@ -180,6 +180,8 @@ class PartitionReader:
 
     def _read(self, offset: int) -> Chunk | None:
         limit = self._limit(offset)
+        if limit <= offset:
+            return None  # not for readers yet: there may be something, once the log that came in its place has it
         try:
             batches = self.log.read(offset, self._host.read_bytes(), before=limit)
             return None if batches is None else self._decode(offset, limit, _visible(self.log, batches))
@@ -226,6 +228,8 @@ class PartitionReader:
         while not self._closed:
             log = self.log
             limit = self._limit(offset)
+            if limit <= offset:
+                break  # as in `_read`
             try:
                 batches = await self._batches(log, offset, limit, self._host.read_bytes())
                 if not self._closed:

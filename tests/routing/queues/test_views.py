@@ -6,9 +6,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from trio.testing import MockClock
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.memory_files import MemoryFiles
+from core_log.partition_log import PartitionLog
 from core_log.record_batch import NO_HEADERS, BatchBuilder, encode_headers, iterate_records
 from routing.errors import InvalidArgument, NotFound, PreconditionFailed
 from routing.queues.view_queue import ViewQueue
@@ -315,6 +317,54 @@ async def test_records_that_the_topic_does_not_keep_are_dropped_and_counted() ->
         client.ack(seen[0].id, seen[-1].id)
         assert [int(one.body[:3]) for one in client.take()] == list(range(45, 60))
         assert queue.message_count == 0
+
+
+async def test_records_that_are_not_known_to_be_committed_yet_are_waited_for() -> None:
+    async with engine(MemoryFiles()) as running:
+        await topic(running)
+        for number in range(10):
+            await append(running, number)
+        queue = await view(running)
+        client = await worker(running, 10)
+        held = client.take()
+        assert len(held) == 10
+        log = running.broker.topics["t"].partitions[0].log
+        _know(queue, log, 4)
+        client.requeue(held[0].id, held[-1].id)
+        assert bodies(client.take()) == list("0123")
+        client.session.close()
+        assert [body for body, _ in [await _got(running) for _ in range(4)]] == list("0123")
+        got: list[tuple[str, bool]] = []
+
+        async def get() -> None:
+            got.append(await _got(running))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get)
+            await wait_all_tasks_blocked()
+            assert (got, queue.view.gone) == ([], 0)
+            _know(queue, log, 10)
+        assert got == [("4", True)]
+        rest: list[str] = []
+        other = await worker(running)
+        await running.until(lambda: bool(rest.extend(bodies(other.take())) or len(rest) == 5))
+        assert (rest, queue.view.gone) == (list("56789"), 0)
+
+
+async def _got(running: Engine) -> tuple[str, bool]:
+    found = await running.client().session.get("v", no_ack=True)
+    assert found is not None
+    return bytes(found.slab.bodies[found.index]).decode(), found.redelivered
+
+
+def _know(queue: ViewQueue, log: PartitionLog, high_watermark: int) -> None:
+    """As a replica that was told of so much: it may have more, and nothing of it is in memory."""
+    log.high_watermark = high_watermark
+    queue.view._last = None
+    for source in queue.view.sources:
+        source._chunks.clear()  # type: ignore[attr-defined]
+    for listener in tuple(log.listeners):
+        listener(log)
 
 
 async def test_partitions_that_are_added_are_seen_and_a_topic_takes_its_views_along() -> None:
