@@ -11,7 +11,8 @@
 4. What the topic does not keep any more, or cannot be read of it, is dropped when it is its turn, counted and said in
    the log.
 5. What was taken in was committed. A broker that takes a view over may have to be told so: of its replica, or of one
-   elsewhere. Until then these messages wait, and are not taken for gone.
+   elsewhere. Until then these messages wait, and are not taken for gone. Where a log has lost its end for good they
+   wait for what will be there in its place.
 6. A view with a filter (`view_filter.py`) takes in the records whose keys it wants, and passes the others: they get no
    ids. However many it passes, others have their turns meanwhile.
 """
