@@ -3,12 +3,15 @@
 To read a message back costs several times what it costs to pass it on from memory, and while that goes on whatever is
 published goes to disk as well. So a publisher that outran its consumers for a moment, because the processor was
 somebody else's, would outrun them from then on. Therefore who published to a queue whose consumers could take more and
-wait for the disk (`wanted`) goes on when the next read has ended: one turn of publishing for each. Slow consumers hold
-nobody up: they have enough to do with what was read. Nor does a slow disk for long: there is a limit to each wait.
+wait for the disk (`wanted`) goes on when a read has ended: for each read one publisher has one turn, in the order in
+which they came. When no read is needed any more all go on. Slow consumers hold nobody up: they have enough to do with
+what was read. Nor does a slow disk, or a long line, for long: there is a limit to the time in which no read ends, and
+to each wait.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,11 +20,16 @@ import trio
 _LARGE_KEPT_S = 1.0
 """For how long a large message that was read is kept for those who may want it as well."""
 
+_LINE_S_MAX = 1.0
+"""Nobody stands in line for longer, however many there are."""
+
 Read = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 class ColdReads:
-    """See the module. `spawn` starts tasks, `end_turn` delivers; nobody waits longer than `wait_ms_max`."""
+    """See the module. `spawn` starts tasks, `end_turn` delivers; nobody waits longer than `wait_ms_max` for
+    a read to end.
+    """
 
     def __init__(self, spawn: Callable[..., Any], end_turn: Callable[[], None], wait_ms_max: int) -> None:
         self.wanted = False
@@ -30,7 +38,9 @@ class ColdReads:
         self._spawn = spawn
         self._wait_s_max = wait_ms_max / 1000
         self._under_way = 0
-        self._publishers = trio.lowlevel.ParkingLot()
+        self._ended = 0
+        """Reads that have."""
+        self._line: deque[trio.Event] = deque()
 
     def start(self, read: Read, what: object) -> None:
         """Read, then deliver."""
@@ -42,18 +52,32 @@ class ColdReads:
             await read(what)
         finally:
             self._under_way -= 1
-            self._publishers.unpark_all()
+            self._ended += 1
+            if self._line:
+                self._line.popleft().set()
         self.end_turn()
+        while self._line and not self._under_way:
+            self._line.popleft().set()
 
     def let_go_soon(self, let_go: Callable[[], None]) -> None:
         """A large message was read: call this when those who want it as well have had time to come."""
         self._spawn(_later, let_go)
 
     async def wait(self) -> None:
-        """Wait for the end of a read, if one is under way."""
-        if self._under_way and self._wait_s_max:
-            with trio.move_on_after(self._wait_s_max):
-                await self._publishers.park()
+        """Stand in line until a read has ended, if one is under way."""
+        if not (self._under_way and self._wait_s_max):
+            return
+        mine = trio.Event()
+        self._line.append(mine)
+        until_s, ended = trio.current_time() + _LINE_S_MAX, -1
+        try:
+            while not mine.is_set() and self._ended != ended and trio.current_time() < until_s:
+                ended = self._ended
+                with trio.move_on_after(self._wait_s_max):
+                    await mine.wait()
+        finally:
+            if not mine.is_set():
+                self._line.remove(mine)
 
 
 async def _later(let_go: Callable[[], None]) -> None:

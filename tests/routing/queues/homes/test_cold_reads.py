@@ -34,6 +34,53 @@ async def test_a_publisher_waits_for_the_read_that_is_under_way_and_not_without_
         nursery.cancel_scope.cancel()
 
 
+async def test_of_many_publishers_one_goes_on_for_each_read_and_all_when_none_is_needed(
+    autojump_clock: MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        wanted, gone_on = 5, list[int]()
+
+        def turn() -> None:
+            nonlocal wanted
+            if wanted:
+                wanted -= 1
+                reads.start(trio.sleep, 0.02)
+
+        reads = ColdReads(nursery.start_soon, turn, 50)
+
+        async def publish(number: int) -> None:
+            await trio.sleep(number / 1000)
+            await reads.wait()
+            gone_on.append(number)
+
+        turn()
+        for number in range(10):
+            nursery.start_soon(publish, number)
+        await trio.sleep(0.01)
+        for count in range(5):
+            assert gone_on == list(range(count)), "though each waits longer than a read may take"
+            await trio.sleep(0.02)
+        assert sorted(gone_on) == list(range(10))
+
+
+async def test_nobody_stands_in_line_for_ever(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        reads = ColdReads(nursery.start_soon, lambda: reads.start(trio.sleep, 0.04), 50)
+        began, waited = trio.current_time(), list[float]()
+
+        async def publish() -> None:
+            await reads.wait()
+            waited.append(trio.current_time() - began)
+
+        reads.start(trio.sleep, 0.04)
+        for _ in range(1000):
+            nursery.start_soon(publish)
+        await trio.sleep(2)
+        assert len(waited) == 1000
+        assert max(waited) < 1.1
+        nursery.cancel_scope.cancel()
+
+
 async def behind(running: Engine, prefetch: int) -> Client:
     """Who consumes a queue "q" of which most messages are on disk; another, "idle", is empty."""
     for name in ("q", "idle"):
