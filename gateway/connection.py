@@ -283,15 +283,15 @@ class Connection:
         await shell.wait_for_room()
         adapter.held = False
         if adapter.published:
-            await self._wait_to_publish()
+            await self._wait_to_publish(len(data))
         return self._layered and (reads.full or (self._web is not None and self._web.ended))
 
-    async def _wait_to_publish(self) -> None:
+    async def _wait_to_publish(self, published_bytes: int) -> None:
         """Read nothing while who publishes has to leave others time or room."""
         adapter, shell = self.adapter, self._shell
         adapter.held = True
         if shell.cold_reads is not None and shell.cold_reads.wanted:
-            await shell.cold_reads.wait()
+            await shell.cold_reads.wait(published_bytes)
         if shell.wait_to_publish is not None:
             await shell.wait_to_publish()
         adapter.held = False

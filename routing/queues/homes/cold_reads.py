@@ -3,10 +3,10 @@
 To read a message back costs several times what it costs to pass it on from memory, and while that goes on whatever is
 published goes to disk as well. So a publisher that outran its consumers for a moment, because the processor was
 somebody else's, would outrun them from then on. Therefore who published to a queue whose consumers could take more and
-wait for the disk (`wanted`) goes on when a read has ended: for each read one publisher has one turn, in the order in
-which they came. When no read is needed any more all go on. Slow consumers hold nobody up: they have enough to do with
-what was read. Nor does a slow disk, or a long line, for long: there is a limit to the time in which no read ends, and
-to each wait.
+wait for the disk (`wanted`) goes on when a read has ended: of those who published much one for each read, in the order
+in which they came, and all others. When no read is needed any more all go on. Slow consumers hold nobody up: they have
+enough to do with what was read. Nor does a slow disk, or a long line, for long: there is a limit to the time in which
+no read ends, and to each wait.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import trio
 _LARGE_KEPT_S = 1.0
 """For how long a large message that was read is kept for those who may want it as well."""
 
+_MUCH_BYTES = 16 << 10
+"""Who published so much in a turn stands in line."""
 _LINE_S_MAX = 1.0
 """Nobody stands in line for longer, however many there are."""
 
@@ -41,6 +43,7 @@ class ColdReads:
         self._ended = 0
         """Reads that have."""
         self._line: deque[trio.Event] = deque()
+        self._others = trio.lowlevel.ParkingLot()
 
     def start(self, read: Read, what: object) -> None:
         """Read, then deliver."""
@@ -53,6 +56,7 @@ class ColdReads:
         finally:
             self._under_way -= 1
             self._ended += 1
+            self._others.unpark_all()
             if self._line:
                 self._line.popleft().set()
         self.end_turn()
@@ -63,9 +67,13 @@ class ColdReads:
         """A large message was read: call this when those who want it as well have had time to come."""
         self._spawn(_later, let_go)
 
-    async def wait(self) -> None:
-        """Stand in line until a read has ended, if one is under way."""
+    async def wait(self, published_bytes: int) -> None:
+        """Wait for the end of a read, if one is under way; who published much, for that of its own."""
         if not (self._under_way and self._wait_s_max):
+            return
+        if published_bytes < _MUCH_BYTES:
+            with trio.move_on_after(self._wait_s_max):
+                await self._others.park()
             return
         mine = trio.Event()
         self._line.append(mine)

@@ -9,6 +9,7 @@ from core_log.memory_files import MemoryFiles
 from routing.queues.homes.cold_reads import ColdReads
 from tests.routing.harness import Client, Engine, engine
 
+LARGE = 256 << 10
 SMALL = {"stripes": 1, "stripe_cache_bytes": 2000, "cold_read_bytes": 1000}
 
 
@@ -21,15 +22,15 @@ async def test_a_publisher_waits_for_the_read_that_is_under_way_and_not_without_
             await trio.sleep(seconds)
 
         began = trio.current_time()
-        await reads.wait()
+        await reads.wait(LARGE)
         assert trio.current_time() == began, "nothing is read"
         reads.start(read, 0.02)
-        await reads.wait()
+        await reads.wait(LARGE)
         assert trio.current_time() - began == 0.02
         await wait_all_tasks_blocked()
         assert turns == [trio.current_time()], "what was read is given out"
         reads.start(read, 10)
-        await reads.wait()
+        await reads.wait(LARGE)
         assert trio.current_time() - began == 0.02 + 0.05, "a disk that is slow holds nobody up for long"
         nursery.cancel_scope.cancel()
 
@@ -50,7 +51,7 @@ async def test_of_many_publishers_one_goes_on_for_each_read_and_all_when_none_is
 
         async def publish(number: int) -> None:
             await trio.sleep(number / 1000)
-            await reads.wait()
+            await reads.wait(LARGE)
             gone_on.append(number)
 
         turn()
@@ -63,13 +64,33 @@ async def test_of_many_publishers_one_goes_on_for_each_read_and_all_when_none_is
         assert sorted(gone_on) == list(range(10))
 
 
+async def test_who_publishes_little_waits_for_one_read_however_many_there_are(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        reads = ColdReads(nursery.start_soon, lambda: reads.start(trio.sleep, 0.02), 50)
+        began, waited = trio.current_time(), list[float]()
+
+        async def publish() -> None:
+            await reads.wait(200)
+            waited.append(trio.current_time() - began)
+
+        reads.start(trio.sleep, 0.02)
+        for number in range(2000):
+            if number % 2:
+                nursery.start_soon(publish)
+            else:
+                nursery.start_soon(reads.wait, LARGE)
+        await trio.sleep(0.03)
+        assert waited == [0.02] * 1000
+        nursery.cancel_scope.cancel()
+
+
 async def test_nobody_stands_in_line_for_ever(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         reads = ColdReads(nursery.start_soon, lambda: reads.start(trio.sleep, 0.04), 50)
         began, waited = trio.current_time(), list[float]()
 
         async def publish() -> None:
-            await reads.wait()
+            await reads.wait(LARGE)
             waited.append(trio.current_time() - began)
 
         reads.start(trio.sleep, 0.04)
