@@ -95,14 +95,13 @@ class TransactionalProducer(Producer):
 
     # ---- transactions
 
-    @on_either_loop
     async def begin(self) -> None:
-        """Begin a transaction. Raises ValueError if one is under way."""
+        """Begin a transaction. Raises ValueError if one is under way. When it is cancelled nothing was begun."""
+        await self._let_others_run()
         if self._open:
             raise ValueError("a transaction is under way")
         self._open, self._error, self._sent_anything, self._decided = True, None, False, False
         self._failed.clear()
-        await trio.lowlevel.checkpoint()
 
     @on_either_loop
     async def commit(self) -> None:
