@@ -385,10 +385,9 @@ class Consumer(Fetcher):
 
     async def __anext__(self) -> ConsumerRecord:
         """The next record; waits for ever."""
-        index = self._next
-        if index >= len(self._records):
+        while self._next >= len(self._records):  # what came may have been taken, or put back, before this goes on
             await self._advance()
-            index = 0
+        index = self._next
         self._next = index + 1
         return self._records[index]
 
@@ -404,8 +403,9 @@ class Consumer(Fetcher):
 
     async def _take_records(self, max_records: int, until: float) -> list[ConsumerRecord]:
         result: list[ConsumerRecord] = []
-        if self._next >= len(self._records) and not await self._advance(until):
-            return result
+        while self._next >= len(self._records):  # as in `__anext__`
+            if not await self._advance(until):
+                return result
         while True:
             taken = self._records[self._next : self._next + max_records - len(result)]
             self._next += len(taken)

@@ -211,7 +211,7 @@ class Fetcher(Service):
                     await self._between()
                 if self._nowhere:
                     raise _no_committed_offset(sorted(self._nowhere))
-                if self._decode_next():
+                if self._next < len(self._records) or self._decode_next():  # another task may wait as well
                     return True
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
@@ -220,7 +220,7 @@ class Fetcher(Service):
                 broken = self._leaders.failure
                 if broken is not None:
                     raise broken
-                self._arrived = trio.Event()
+                self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
                 with trio.move_on_at(until) as timer:
                     await self._arrived.wait()
                 if timer.cancelled_caught:
