@@ -292,6 +292,8 @@ class Producer(Service):
         raise BufferFull(f"no room for {size} bytes within {self._max_block_ms} ms")
 
     def _new_batch(self, queue: Waiting) -> Batch:
+        if self._nursery.cancel_scope.cancel_called:
+            raise RuntimeError("the producer is closed")
         if queue.open is not None:
             queue.ready.append(queue.open)
         self._sequence += 1
