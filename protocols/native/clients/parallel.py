@@ -190,7 +190,9 @@ class _Processor:
                 work.begun = True
                 try:
                     await self._consumer._await_given(self._handle(work.record))
-                except Exception as error:
+                except trio.Cancelled:
+                    raise
+                except BaseException as error:  # asyncio.CancelledError, too
                     self._failure = self._failure or error
                     scope.cancel()
                     return
