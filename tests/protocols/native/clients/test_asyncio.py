@@ -383,3 +383,86 @@ async def test_clients_come_and_go_and_leave_nothing() -> None:
         gc.collect()
 
     await run(program, t=1)
+
+
+async def test_a_transaction_that_is_cancelled_at_its_begin_is_none() -> None:
+    async def program(server: str) -> None:
+        async with TransactionalProducer(server, "id") as producer:
+
+            async def work() -> None:
+                async with producer.transaction():
+                    await producer.send("t", b"x")
+
+            for turns in range(12):
+                working = asyncio.create_task(work())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                working.cancel()
+                with suppress(asyncio.CancelledError):
+                    await working
+                assert not producer.in_transaction
+
+    await run(program, t=1)
+
+
+async def test_what_came_and_is_put_back_before_the_reader_goes_on_comes_again() -> None:
+    async def program(server: str) -> None:
+        async with Producer(server) as producer, Consumer(server, auto_offset_reset="earliest") as consumer:
+            await producer.send("t", b"x")
+            await producer.flush()
+            await consumer.assign("t")
+
+            async def one() -> list[ConsumerRecord]:
+                return [await anext(consumer)]
+
+            for read in (one, consumer.fetch):
+                reading = asyncio.create_task(read())
+                while not consumer._records:
+                    await asyncio.sleep(0)
+                consumer.pause([("t", 0)])  # as a step of its group would
+                consumer.resume([("t", 0)])
+                assert [record.value for record in await reading] == [b"x"]
+                await consumer.seek("t", 0, 0)
+
+    await run(program, t=1)
+
+
+async def test_who_still_waits_gets_records_after_another_has_given_up() -> None:
+    async def program(server: str) -> None:
+        async with Producer(server) as producer, Consumer(server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            waiting = asyncio.create_task(consumer.fetch())
+            await asyncio.sleep(0.01)
+            assert await consumer.poll(10) == []
+            await producer.send("t", b"x")
+            await producer.flush()
+            assert [record.value for record in await waiting] == [b"x"]
+
+    await run(program, t=1)
+
+
+async def test_what_is_sent_after_the_end_is_refused() -> None:
+    async def program(server: str) -> None:
+        async with Client(server):  # trio goes on
+            async with Producer(server) as producer:
+                await producer.send("t", b"x")
+            with pytest.raises(RuntimeError, match="closed"):
+                await producer.send("t", b"y")
+
+    await run(program, t=1)
+
+
+async def test_a_handler_that_was_cancelled_is_an_error_as_any_other() -> None:
+    async def program(server: str) -> None:
+        async def handle(record: ConsumerRecord) -> None:
+            raise asyncio.CancelledError
+
+        async with Producer(server) as producer:
+            await producer.send("t", b"x")
+        async with Consumer(server, "g", auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            with pytest.raises(asyncio.CancelledError):
+                await process_in_parallel(consumer, handle)
+            assert [record.value for record in await consumer.fetch()] == [b"x"]
+
+    await run(program, t=1)
