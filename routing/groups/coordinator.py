@@ -132,7 +132,7 @@ class Coordinator:
         self._load(store)
 
     def _load(self, store: OffsetStore) -> None:
-        for name, records in store.states().items():
+        for name, records in store.take_states().items():
             if "" not in records:
                 continue
             try:

@@ -64,6 +64,7 @@ class OffsetStore:
         self.log = store.log
         self._groups: dict[str, dict[Partition, _Entry]] = {}
         self.pending = PendingOffsets(store)
+        self._states: dict[str, dict[str, bytes]] = {}
         for key, value in store.items():
             parts = msgpack.unpackb(key)
             if len(parts) == _KEY_PARTS:
@@ -73,6 +74,9 @@ class OffsetStore:
                 self._groups.setdefault(group, {})[topic, partition] = entry
             elif self.pending.is_key(parts):
                 self.pending.load(parts, value)
+            else:
+                group, *more = parts
+                self._states.setdefault(group, {})[more[0] if more else ""] = value
 
     async def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets; returns when they are durable. Raises StorageUnavailable."""
@@ -99,13 +103,11 @@ class OffsetStore:
         """All of them."""
         return [self]
 
-    def states(self) -> dict[str, dict[str, bytes]]:
-        """The records of groups: by group, and by the second part of their keys, or "" where there is none."""
-        found: dict[str, dict[str, bytes]] = {}
-        for key, value in self._store.items():
-            group, *more = msgpack.unpackb(key)
-            if len(more) < _KEY_PARTS - 1:
-                found.setdefault(group, {})[more[0] if more else ""] = value
+    def take_states(self) -> dict[str, dict[str, bytes]]:
+        """The records of groups that were there when this was made, for whoever asks first: by group, and by the second
+        part of their keys, or "" where there is none.
+        """
+        found, self._states = self._states, {}
         return found
 
     def put_states(self, puts: Puts) -> int:

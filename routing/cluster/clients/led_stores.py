@@ -66,7 +66,9 @@ class LedStore(Generic[Store]):
 
 
 class LedStores(Generic[Store]):
-    """See the module. `read` makes of a log what is kept here."""
+    """See the module. `read` makes of a log what is kept here; in a thread where it is `apart` from all else: of what
+    is large, that takes seconds.
+    """
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class LedStores(Generic[Store]):
         read: Callable[[KeyedStore], Store],
         spawn: Callable[..., Any],
         patience_s: float = 5.0,
+        apart: bool = False,
     ) -> None:
         self.count = count
         self.parts: dict[int, LedStore[Store]] = {}
@@ -91,6 +94,7 @@ class LedStores(Generic[Store]):
         self._read = read
         self._spawn = spawn
         self._patience_s = patience_s
+        self._apart = apart
         self._changed = trio.Event()
         self._unopened: set[int] = set()
         """Logs that the disk did not let be opened, and that are tried again soon."""
@@ -154,7 +158,7 @@ class LedStores(Generic[Store]):
                 with part.while_led():
                     await log.wait_committed(log.log_end_offset)
                     keyed = await in_thread(KeyedStore, log)
-                    store = self._read(keyed)
+                    store = await in_thread(self._read, keyed) if self._apart else self._read(keyed)
                     if part.role is role:
                         part.keyed = keyed
                         if self.begun is not None:

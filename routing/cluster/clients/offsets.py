@@ -68,7 +68,7 @@ class ReplicatedOffsets:
         self._noted: dict[str, dict[Partition, Committed]] = {}
         """Of groups of which a commit is under way that nobody waits for: what it does not have yet."""
         self._stores = LedStores(
-            OFFSETS, count, cluster, settings=settings, read=OffsetStore, spawn=spawn, patience_s=patience_s
+            OFFSETS, count, cluster, settings=settings, read=OffsetStore, spawn=spawn, patience_s=patience_s, apart=True
         )
         self._stores.begun = self._begun
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Mapping
 from weakref import ref
 
+from core_log.keyed_store import KeyedStore
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.metadata.log_names import offsets_log
-from routing.topics.offset_store import Committed, Partition
+from routing.topics.offset_store import Committed, OffsetStore, Partition
 from tests.support.home_cluster import mesh, until
 
 PLACES: list[Partition] = [("t", 0), ("t", 1)]
@@ -54,3 +56,22 @@ async def test_a_store_is_forgotten_when_another_broker_leads_it() -> None:
         gc.collect()
         assert (store(), keyed()) == (None, None)
         assert len(part.log.listeners) <= listeners
+
+
+async def test_what_groups_have_committed_is_read_in_a_thread_by_who_leads_it_next() -> None:
+    read_in = []
+
+    def read(keyed: KeyedStore) -> OffsetStore:
+        read_in.append(threading.get_ident())
+        return OffsetStore(keyed)
+
+    async with mesh() as brokers:
+        log = offsets_log(0)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        leader = brokers.members[brokers.members[1].part.leader_of(log)[0]]
+        for member in brokers.members.values():
+            assert isinstance(member.broker.offsets, ReplicatedOffsets)
+            member.broker.offsets._stores._read = read
+        await leader.one.members.update(draining=True)
+        await until(lambda: read_in)
+        assert threading.get_ident() not in read_in
