@@ -96,6 +96,8 @@ class LedStores(Generic[Store]):
         self._patience_s = patience_s
         self._apart = apart
         self._changed = trio.Event()
+        self._reading = trio.CapacityLimiter(1)
+        """One log at a time: a thread takes the interpreter from the loop, and reads on when nobody wants it."""
         self._unopened: set[int] = set()
         """Logs that the disk did not let be opened, and that are tried again soon."""
         cluster.moved.append(self._moved)
@@ -157,8 +159,11 @@ class LedStores(Generic[Store]):
             try:
                 with part.while_led():
                     await log.wait_committed(log.log_end_offset)
-                    keyed = await in_thread(KeyedStore, log)
-                    store = await in_thread(self._read, keyed) if self._apart else self._read(keyed)
+                    keyed = await in_thread(KeyedStore, log, limiter=self._reading)
+                    if self._apart:
+                        store = await in_thread(self._read, keyed, limiter=self._reading)
+                    else:
+                        store = self._read(keyed)
                     if part.role is role:
                         part.keyed = keyed
                         if self.begun is not None:
