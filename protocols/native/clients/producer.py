@@ -190,7 +190,7 @@ class Producer(Service):
         if known is None:
             known = await self._learn(topic)
         if partition is not None and partition >= len(known.partitions):  # it may have got more
-            await self._look_again(topic)
+            await self._learn(topic, make=False)
         self._until_checkpoint -= 1
         if self._until_checkpoint < 0:
             self._until_checkpoint = _CHECKPOINT_RECORDS
@@ -266,15 +266,11 @@ class Producer(Service):
             self._flushing -= 1
 
     @on_either_loop
-    async def _learn(self, topic: str) -> TopicWaiting:
-        numbers = await self._leaders.partitions(topic, create_missing=True, timeout_ms=self._max_block_ms)
+    async def _learn(self, topic: str, *, make: bool = True) -> TopicWaiting:
+        numbers = await self._leaders.partitions(topic, create_missing=make, timeout_ms=self._max_block_ms)
         return self._topics.setdefault(
             topic, TopicWaiting(topic, len(numbers), self._producer_id, self._producer_epoch)
         )
-
-    @on_either_loop
-    async def _look_again(self, topic: str) -> None:
-        await self._leaders.partitions(topic, create_missing=False, timeout_ms=self._max_block_ms)
 
     @on_either_loop
     async def _let_others_run(self) -> None:
