@@ -268,9 +268,8 @@ class Producer(Service):
     @on_either_loop
     async def _learn(self, topic: str, *, make: bool = True) -> TopicWaiting:
         numbers = await self._leaders.partitions(topic, create_missing=make, timeout_ms=self._max_block_ms)
-        return self._topics.setdefault(
-            topic, TopicWaiting(topic, len(numbers), self._producer_id, self._producer_epoch)
-        )
+        known = TopicWaiting(topic, len(numbers), self._producer_id, self._producer_epoch)
+        return self._topics.setdefault(topic, known)
 
     @on_either_loop
     async def _let_others_run(self) -> None:

@@ -11,7 +11,7 @@ from core_log.keyed_store import KeyedStore
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.metadata.log_names import offsets_log
 from routing.topics.offset_store import Committed, OffsetStore, Partition
-from tests.support.home_cluster import mesh, until
+from tests.support.home_cluster import HOMES, mesh, until
 
 PLACES: list[Partition] = [("t", 0), ("t", 1)]
 
@@ -75,3 +75,31 @@ async def test_what_groups_have_committed_is_read_in_a_thread_by_who_leads_it_ne
         await leader.one.members.update(draining=True)
         await until(lambda: read_in)
         assert threading.get_ident() not in read_in
+
+
+async def test_who_begins_to_lead_several_reads_one_at_a_time() -> None:
+    begun: list[object] = []
+    go_on = threading.Event()
+
+    def read(keyed: KeyedStore) -> OffsetStore:
+        begun.append(keyed)
+        assert go_on.wait(30)
+        return OffsetStore(keyed)
+
+    async with mesh() as brokers:
+        logs = [offsets_log(index) for index in range(HOMES)]
+        members = list(brokers.members.values())
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in members for log in logs))
+        led = {member: len([log for log in logs if member.part.role_of(log) is not None]) for member in members}
+        last = min(members, key=led.__getitem__)
+        assert isinstance(last.broker.offsets, ReplicatedOffsets)
+        stores = last.broker.offsets._stores
+        stores._read = read
+        for member in members:
+            if member is not last:
+                await member.one.members.update(draining=True)
+        await until(lambda: all(last.part.role_of(log) is not None for log in logs))
+        await until(lambda: begun and stores._reading.statistics().tasks_waiting)
+        assert len(begun) == 1
+        go_on.set()
+        await until(lambda: len(begun) == HOMES - led[last])
