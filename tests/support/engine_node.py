@@ -5,6 +5,7 @@ Who leads a home is what a test says (`Town.lead`); nothing is replicated. Their
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -80,6 +81,10 @@ class StaticCluster:
 
     def state_of(self, name: str) -> None:
         """Nothing is replicated."""
+
+    def lease(self) -> tuple[float, float]:
+        """It has no end."""
+        return 0.0, math.inf
 
     def role_of(self, name: str) -> None:
         """Nothing is replicated."""

@@ -47,6 +47,7 @@ async def test_large_messages_that_were_read_back_leave_memory(
 ) -> None:
     """Whether they were read with what comes after them, or by themselves."""
     monkeypatch.setattr(scattered, "_KEPT_BYTES_MAX", 1000)
+    others = large_ones()  # of tests before this one, as when one of them failed
     async with engine(MemoryFiles(), stripes=1, stripe_cache_bytes=0, cold_read_bytes=1000) as running:
         await running.queue("q")
         client = running.client()
@@ -64,4 +65,4 @@ async def test_large_messages_that_were_read_back_leave_memory(
             running.turn()
         await running.synced()
         await passing(mock_clock, 1.1)
-        assert not large_ones()
+        assert large_ones() <= others
