@@ -80,6 +80,8 @@ class Device:
         self.client.reconnect_delay_set(0.02, 0.2)
         self.client.max_queued_messages_set(0)
         self.client.on_connect = self._connected
+        self.ready = threading.Event()
+        self.listen()
         self.client.connect_timeout = 2.0
         self.client.elsewhere = elsewhere
         if version == "311":
@@ -88,8 +90,10 @@ class Device:
             lasting = Properties(PacketTypes.CONNECT)
             lasting.SessionExpiryInterval = 0xFFFFFFFF
             self.client.connect(HOST, port, keepalive=30, clean_start=False, properties=lasting)
-        self.ready = threading.Event()
         self.client.loop_start()
+
+    def listen(self) -> None:
+        """What it wants to be told of is said before it connects."""
 
     def _connected(self, client: Client, data: Any, flags: Any, reason: Any, properties: Any) -> None:
         if reason.is_failure:
@@ -126,6 +130,9 @@ class Subscriber(Device):
         self.found: dict[str, list[int]] = defaultdict(list)
         self._asked = False
         super().__init__(port, name, version, elsewhere)
+
+    def listen(self) -> None:
+        """See `Device`."""
         self.client.on_message = self._got
         self.client.on_subscribe = lambda *_: self.ready.set()
 
