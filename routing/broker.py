@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import trio
 
@@ -329,18 +330,20 @@ class Broker(Turns):
 
     def send_on(self, reason: str) -> None:
         """Who leads what is not known here any more: clients that ask for it are to ask others."""
-        for client in self.clients:
-            if client.send_on is not None:
-                client.send_on(reason)
+        self._end([(client, partial(client.send_on, reason)) for client in self.clients if client.send_on is not None])
 
     def _close_clients(self, closing: Iterable[tuple[Client, str]]) -> None:
-        """End connections, each for a reason: many in bites, so that others have their turns in between."""
-        left = deque(closing)
+        """End connections, each for a reason."""
+        self._end((client, partial(client.close, reason)) for client, reason in closing)
+
+    def _end(self, ending: Iterable[tuple[Client, Callable[[], None]]]) -> None:
+        """Many in bites, so that others have their turns in between."""
+        left = deque(ending)
         close_some(left, self.clients)
         if left:
             self.spawn(self._close_rest, left)
 
-    async def _close_rest(self, left: deque[tuple[Client, str]]) -> None:
+    async def _close_rest(self, left: deque[tuple[Client, Callable[[], None]]]) -> None:
         while left:
             self.end_turn()
             await trio.lowlevel.checkpoint()

@@ -29,14 +29,14 @@ class Client:
     connected_at_ms: int = field(default_factory=wall_clock_ms)
 
 
-def close_some(left: deque[tuple[Client, str]], connected: Iterable[Client]) -> None:
-    """End connections, each for its reason, until that has taken `BITE_S`; those done are `left` no more. Who is not
+def close_some(left: deque[tuple[Client, Callable[[], None]]], connected: Iterable[Client]) -> None:
+    """End connections, each in its way, until that has taken `BITE_S`; those done are `left` no more. Who is not
     `connected` any more needs nothing.
     """
     there, until_s = set(connected), time.perf_counter() + BITE_S
     while left:
-        client, reason = left.popleft()
+        client, end = left.popleft()
         if client in there:
-            client.close(reason)
+            end()
         if time.perf_counter() > until_s:
             return

@@ -298,18 +298,22 @@ class View:
 
     def _is_early(self, message: int) -> bool:
         """Whether this broker, which just began to lead, does not know yet that its record is committed (rule 5)."""
-        piece, sources = self._pieces.find(message), self.sources
-        if piece is None or piece.partition >= len(sources):
-            return False
-        return piece.offset + message - piece.first >= sources[piece.partition].end
+        place = self._place(message)
+        return place is not None and place[1] >= place[2].end
 
-    def _look(self, message: int) -> tuple[Piece, int, StreamSlab | int | None] | None:
-        """The piece that has a message, its offset, and what the topic has there. None: nobody knows now."""
+    def _place(self, message: int) -> tuple[Piece, int, Source] | None:
+        """The piece that has a message, its offset, and the partition; None if there is none."""
         piece, sources = self._pieces.find(message), self.sources
         if piece is None or piece.partition >= len(sources):
             return None
-        offset = piece.offset + message - piece.first
-        source = sources[piece.partition]
+        return piece, piece.offset + message - piece.first, sources[piece.partition]
+
+    def _look(self, message: int) -> tuple[Piece, int, StreamSlab | int | None] | None:
+        """The piece that has a message, its offset, and what the topic has there. None: nobody knows now."""
+        place = self._place(message)
+        if place is None:
+            return None
+        piece, offset, source = place
         if offset < source.start:
             return piece, offset, source.start
         if offset >= source.end:

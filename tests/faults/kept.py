@@ -16,7 +16,7 @@ import queue
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pika
@@ -32,6 +32,7 @@ from protocols.native.clients.blocking import BlockingClient
 from protocols.native.clients.blocking_consumer import BlockingConsumer
 from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
 from tests.support.broker_process import BrokerProcess
+from tests.support.pika_channel import pika_channel
 
 _PATIENCE_S = 20.0
 _SETTLED_S = 0.2
@@ -53,18 +54,9 @@ def _server(broker: BrokerProcess) -> str:
     return f"{broker.host}:{broker.native_port}"
 
 
-@contextmanager
-def _channel(broker: BrokerProcess, user: str = "guest", password: str = "guest") -> Iterator[Any]:
+def _channel(broker: BrokerProcess, user: str = "guest", password: str = "guest") -> AbstractContextManager[Any]:
     told = pika.PlainCredentials(user, password)
-    parameters = pika.ConnectionParameters(broker.host, broker.amqp_port, credentials=told)
-    connection = pika.BlockingConnection(parameters)
-    try:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        yield channel
-    finally:
-        if connection.is_open:
-            connection.close()
+    return pika_channel(broker.host, broker.amqp_port, credentials=told)
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +20,13 @@ from gateway.free_ports import free_ports
 from protocols.native.clients.blocking import BlockingClient
 from tests.gateway.test_member import Running, config, until
 from tests.support.broker_process import CHECKOUT, BrokerProcess, broker_process
+from tests.support.pika_channel import pika_channel
 from tests.support.replica_node import batch_of
 
 WORK = [b"work %d" % number for number in range(40)]
 LATER = [b"later %d" % number for number in range(5)]
 DELAY_MS = 3_600_000
 LOGIN = pika.PlainCredentials("ann", "secret")
-
-
-@contextmanager
-def channel(port: int, **options: Any) -> Iterator[Any]:
-    parameters = pika.ConnectionParameters("127.0.0.1", port, socket_timeout=10, **options)
-    connection = pika.BlockingConnection(parameters)
-    try:
-        found = connection.channel()
-        found.confirm_delivery()
-        yield found
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 def administer(client: BlockingClient, operation: str, **arguments: Any) -> list[list[Any]]:
@@ -57,7 +43,7 @@ def fill(broker: BrokerProcess) -> None:
         for partition in (0, 1):
             assert client.produce("orders", partition, batch_of(0, 10, 10)) == 0
         client.commit_offsets("readers", {("orders", 0): 7, ("orders", 1): 3})
-    with channel(broker.amqp_port, credentials=LOGIN) as one:
+    with pika_channel("127.0.0.1", broker.amqp_port, credentials=LOGIN, socket_timeout=10) as one:
         for queue in ("work", "later", "from-mqtt"):
             one.queue_declare(queue, durable=True)
         one.exchange_declare("delaying", "x-delayed-message", durable=True, arguments={"x-delayed-type": "direct"})
@@ -113,7 +99,7 @@ def look(amqp_port: int, native_port: int) -> None:
         assert client.committed_offsets("readers") == {("orders", 0): 7, ("orders", 1): 3}
         assert [row[1] for row in administer(client, "policies.list")] == ["short"]
         assert sorted(row[0] for row in administer(client, "users.list")) == ["ann", "guest"]
-    with channel(amqp_port, credentials=LOGIN) as one:
+    with pika_channel("127.0.0.1", amqp_port, credentials=LOGIN, socket_timeout=10) as one:
         work = bodies(one, "work")
         assert len(work) == len(set(work))
         assert set(WORK[5:]) <= set(work) <= set(WORK), "acknowledgements of the last moment may be lost"

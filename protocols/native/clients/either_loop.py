@@ -12,9 +12,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import trio
 from trio.lowlevel import in_trio_task
 
 if TYPE_CHECKING:
+    import asyncio
+
     from protocols.native.clients.asyncio_host import Hosted
 
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -48,3 +51,32 @@ class OnEitherLoop:
     async def _run_in_trio(self, work: Callable[[], Awaitable[T]]) -> T:
         """What is not a method."""
         return await work()
+
+
+class EventOnEitherLoop:
+    """An event that tasks of both loops may wait for; each kind is made when it is needed."""
+
+    __slots__ = ("_asyncio", "_trio")
+
+    def __init__(self) -> None:
+        self._asyncio: asyncio.Event | None = None
+        self._trio: trio.Event | None = None
+
+    def set(self) -> None:
+        """Have all go on; called once."""
+        for event in (self._asyncio, self._trio):
+            if event is not None:
+                event.set()
+
+    async def wait(self) -> None:
+        """Wait on the loop of the caller."""
+        if in_trio_task():
+            if self._trio is None:
+                self._trio = trio.Event()
+            await self._trio.wait()
+        else:
+            import asyncio  # nobody else needs it
+
+            if self._asyncio is None:
+                self._asyncio = asyncio.Event()
+            await self._asyncio.wait()

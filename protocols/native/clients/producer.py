@@ -194,7 +194,7 @@ class Producer(Service):
         self._until_checkpoint -= 1
         if self._until_checkpoint < 0:
             self._until_checkpoint = _CHECKPOINT_RECORDS
-            await self._let_others_run()
+            await self._run_in_trio(trio.lowlevel.checkpoint)
         if self._buffered_bytes + size > self._buffer_bytes_max:
             await self._wait_for_room(size)
         # Nothing suspends from here on.
@@ -270,10 +270,6 @@ class Producer(Service):
         numbers = await self._leaders.partitions(topic, create_missing=make, timeout_ms=self._max_block_ms)
         known = TopicWaiting(topic, len(numbers), self._producer_id, self._producer_epoch)
         return self._topics.setdefault(topic, known)
-
-    @on_either_loop
-    async def _let_others_run(self) -> None:
-        await trio.lowlevel.checkpoint()
 
     @on_either_loop
     async def _wait_for_room(self, size: int) -> None:

@@ -9,19 +9,15 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
-
-import trio
+from typing import Any
 
 from core_log.batch_header import with_producer
+from protocols.native.clients.either_loop import EventOnEitherLoop
 from protocols.native.clients.link import Link
 from protocols.native.clients.partitioner import KeyPartitions
 from protocols.native.clients.records import RecordMetadata, SentBatch
 from protocols.native.clients.sequences import Sequences
 from protocols.native.errors import MillraceError
-
-if TYPE_CHECKING:
-    import asyncio
 
 logger = logging.getLogger("protocols.native.clients.producer")
 
@@ -31,7 +27,7 @@ OnDelivered = Callable[[RecordMetadata | None, MillraceError | None], None]
 class Batch(SentBatch):
     """A batch that tasks wait for."""
 
-    __slots__ = ("_done", "_done_for_asyncio", "created_at", "data", "observed", "sequence", "watchers")
+    __slots__ = ("_done", "created_at", "data", "observed", "sequence", "watchers")
 
     def __init__(self, timestamp_ms: int, created_at: float, sequence: int) -> None:
         super().__init__(timestamp_ms)
@@ -42,8 +38,7 @@ class Batch(SentBatch):
         """Somebody was told of the error."""
         self.watchers: list[tuple[int, int, OnDelivered]] | None = None
         """(partition, index, whom to tell) of records with interceptors."""
-        self._done: trio.Event | None = None
-        self._done_for_asyncio: asyncio.Event | None = None
+        self._done: EventOnEitherLoop | None = None
 
     def finish(self, base_offset: int, error: MillraceError | None) -> None:
         super().finish(base_offset, error)
@@ -52,8 +47,6 @@ class Batch(SentBatch):
             self._tell(self.watchers)
         if self._done is not None:
             self._done.set()
-        if self._done_for_asyncio is not None:
-            self._done_for_asyncio.set()
 
     def _tell(self, watchers: list[tuple[int, int, OnDelivered]]) -> None:
         for partition, index, on_delivered in watchers:
@@ -63,19 +56,10 @@ class Batch(SentBatch):
                 logger.exception("an interceptor failed")
 
     async def wait(self) -> None:
-        """Be it in trio or in asyncio (`either_loop.py`)."""
-        if self.finished:
-            return
-        if trio.lowlevel.in_trio_task():
+        if not self.finished:
             if self._done is None:
-                self._done = trio.Event()
+                self._done = EventOnEitherLoop()
             await self._done.wait()
-        else:
-            import asyncio  # nobody else needs it
-
-            if self._done_for_asyncio is None:
-                self._done_for_asyncio = asyncio.Event()
-            await self._done_for_asyncio.wait()
 
 
 class Delivery:

@@ -97,7 +97,7 @@ class TransactionalProducer(Producer):
 
     async def begin(self) -> None:
         """Begin a transaction. Raises ValueError if one is under way. When it is cancelled nothing was begun."""
-        await self._let_others_run()
+        await self._run_in_trio(trio.lowlevel.checkpoint)
         if self._open:
             raise ValueError("a transaction is under way")
         self._open, self._error, self._sent_anything, self._decided = True, None, False, False
