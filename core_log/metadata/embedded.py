@@ -47,12 +47,18 @@ class EmbeddedStore:
     def _entry(self, key: bytes, value: bytes) -> MetadataEntry:
         return MetadataEntry(key, value, *self._revisions.get(key, self._before_that))
 
+    def keys(self, prefix: bytes = b"") -> Sequence[bytes]:
+        """All keys that begin with `prefix`, in the order in which they were first put."""
+        keys = [key for key, _ in self._store.items() if key.startswith(prefix)]
+        if self._writing:
+            keys += [key for key in self._writing if key.startswith(prefix) and self._store.get(key) is None]
+            keys = [key for key in keys if self.get(key) is not None]
+        return keys
+
     def items(self, prefix: bytes = b"") -> Iterable[tuple[bytes, MetadataEntry]]:
         """All keys that begin with `prefix`, in the order in which they were first put."""
-        keys = [key for key, _ in self._store.items()]
-        keys += [key for key in self._writing if self._store.get(key) is None]
-        for key in keys:
-            if key.startswith(prefix) and (entry := self.get(key)) is not None:
+        for key in self.keys(prefix):
+            if (entry := self.get(key)) is not None:
                 yield key, entry
 
     async def change(

@@ -114,10 +114,14 @@ class EtcdStore:
         found: MetadataEntry | None = self._entries.get(key)
         return found
 
+    def keys(self, prefix: bytes = b"") -> Sequence[bytes]:
+        """All keys that begin with `prefix`, in their order. Others are not looked at."""
+        return list(takewhile(lambda key: key.startswith(prefix), self._entries.irange(prefix)))
+
     def items(self, prefix: bytes = b"") -> Iterable[tuple[bytes, MetadataEntry]]:
-        """All keys that begin with `prefix`, in their order, with their entries. Others are not looked at."""
+        """All keys that begin with `prefix`, in their order, with their entries."""
         entries = self._entries
-        return [(key, entries[key]) for key in takewhile(lambda key: key.startswith(prefix), entries.irange(prefix))]
+        return [(key, entries[key]) for key in self.keys(prefix)]
 
     async def caught_up(self, revision: int) -> None:
         """See `MetadataStore`."""

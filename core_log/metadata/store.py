@@ -61,6 +61,9 @@ class MetadataStore(Protocol):
     def get(self, key: bytes) -> MetadataEntry | None:
         """The entry of a key; None when it is not there."""
 
+    def keys(self, prefix: bytes = b"") -> Sequence[bytes]:
+        """All keys that begin with `prefix`."""
+
     def items(self, prefix: bytes = b"") -> Iterable[tuple[bytes, MetadataEntry]]:
         """All keys that begin with `prefix`, with their entries."""
 

@@ -207,7 +207,9 @@ class Catalog:
 
     def entries(self, kind: str) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All (key, value) of "vhost", "exchange", "queue", "binding", "policy", "operator-policy" or "topic"."""
-        for packed, entry in list(self._store.items(self._prefix)):
-            key = unpack_key(packed[len(self._prefix) :])
-            if key[0] == kind:
-                yield key, _unpack(entry.value)
+        # A packed key begins with how long it is, in one byte, and its kind.
+        store, prefix, packed_kind = self._store, self._prefix, _pack(kind)
+        for packed in [one for one in store.keys(prefix) if one.startswith(packed_kind, len(prefix) + 1)]:
+            entry = store.get(packed)
+            if entry is not None:
+                yield unpack_key(packed[len(prefix) :]), _unpack(entry.value)

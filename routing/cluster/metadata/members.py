@@ -129,7 +129,7 @@ class Members:
     @property
     def known(self) -> set[int]:
         """The brokers of the cluster, whether they run now or not."""
-        return {int(key.removeprefix(DIRECTORIES)) for key, _ in self._store.items(DIRECTORIES)} | self.brokers.keys()
+        return {int(key.removeprefix(DIRECTORIES)) for key in self._store.keys(DIRECTORIES)} | self.brokers.keys()
 
     @property
     def record(self) -> BrokerRecord:

@@ -149,6 +149,9 @@ def test_what_was_changed_can_be_read_and_relied_on_here_at_once_and_there_after
             assert other.get(b"k").value == b"%d" % number
         assert dict(one.items(b"k")) == {b"k": one.get(b"k")}
         assert dict(one.items(b"l")) == {}
+        await one.change([], [(b"kl", b""), (b"lk", b""), (b"k", None)])
+        assert list(one.keys(b"k")) == [b"kl"]
+        assert list(one.keys(b"l")) == [b"lk"]
 
     everywhere(contract)
 
