@@ -10,12 +10,11 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from core_log.batch_header import HEADER_BYTES, parse_header
-from core_log.cached_file import CachedFile, NotInMemory
+from core_log.cached_file import CachedFile, NotInMemory, read_cached
 from core_log.closed_indexes import CLOSED_INDEXES
 from core_log.errors import CorruptBatch
 from core_log.files import File
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 RANGE_BYTES_MIN = 64 << 10
 _PROBE_BYTES = 256 << 10
 """Where it is looked whether pages are there: they come and go many at a time."""
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _Place = tuple[int, int, int]
 """Where to look for a batch, and where another one begins, with its offset in the index."""
 
@@ -72,7 +70,7 @@ def find_range(
     if index is None and may_block:
         index = CLOSED_INDEXES.load(log.files, segment)
     relative, limit = max(offset - segment.base_offset, 0), limit - segment.base_offset
-    if not _NOWAIT or not (may_block if index is None else _may_have(index, relative)):
+    if read_cached is None or not (may_block if index is None else _may_have(index, relative)):
         return None
     file = log.files.open(segment.log_path, create=False)
     found = None
@@ -135,11 +133,11 @@ def _in_file(
 
 
 def _is_in_memory(descriptor: int, start: int, end: int) -> bool:
-    byte = [bytearray(1)]
+    byte = bytearray(1)
+    assert read_cached is not None, "else nobody asks"
     try:
-        for position in range(start, end, _PROBE_BYTES):
-            os.preadv(descriptor, byte, position, _NOWAIT)
-        os.preadv(descriptor, byte, end - 1, _NOWAIT)
+        for position in (*range(start, end, _PROBE_BYTES), end - 1):
+            read_cached(descriptor, byte, position)
     except OSError:
         return False  # a file system that cannot tell is read from
     return True

@@ -262,10 +262,11 @@ def test_a_start_that_fails_says_why_though_it_was_to_stop(tmp_path: Path) -> No
 
 def test_start_is_quick_and_small(running: BrokerProcess) -> None:
     """The budget is a cold start below 1 s and 60 MiB idle; the machine of the test may be busy, so time has slack.
-    Python itself takes some 2 MiB more from 3.13 on.
+    Python itself takes some 2 MiB more from 3.13 on; 3.14 another 5, and 5 where the interpreter is no shared library.
     """
     assert running.start_s < 5
-    assert resident_kib(running) < (60 if sys.version_info < (3, 13) else 64) * 1024
+    budget_mib = 60 if sys.version_info < (3, 13) else 64 if sys.version_info < (3, 14) else 74
+    assert resident_kib(running) < budget_mib * 1024
 
 
 def test_a_broker_does_not_load_what_only_doors_need_that_are_off() -> None:

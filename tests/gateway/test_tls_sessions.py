@@ -25,7 +25,13 @@ def shake_hands(server: Certificates, client: ssl.SSLContext, session: ssl.SSLSe
     while not done:
         with contextlib.suppress(ssl.SSLWantReadError):
             made.do_handshake()
-        done = side.shake(outgoing.read())
+        try:
+            done = side.shake(outgoing.read())
+        except HandshakeFailed:  # the connection ends
+            incoming.write_eof()
+            with pytest.raises(ssl.SSLEOFError):
+                made.read(1)
+            raise
         incoming.write(side.output())
     incoming.write(side.encrypt([b"hello"]))
     made.do_handshake()
