@@ -143,7 +143,7 @@ class TlsLayer:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             return False
-        # TLS 1.2 has sessions without tickets as well. A client forgets one whose connection just ends, and is verified.
+        # TLS 1.2 has sessions without tickets as well. A client forgets one whose connection ends so, and is verified.
         certificate = self._object.getpeercert() if self._object.session_reused else None
         if certificate and ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():
             raise Unverified("the certificate of a session that was resumed has expired")
