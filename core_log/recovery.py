@@ -123,11 +123,7 @@ def recover(
         RecoveryPoint.at_start_of(active.base_offset).save(files, directory, sync_name=True)
         trusted_bytes = 0
     log_start = max(log_start, segments[0].base_offset)
-    found = load_epochs(files, directory)
-    if found is not None and NOT_CLEAN < found[1] < next_offset:
-        text = "%s/leader-epochs is from before: a stop at offset %d, and the log ends at %d"
-        logger.warning(text, directory, found[1], next_offset)
-        found = None
+    found = _epochs_up_to(files, directory, next_offset)
     if found is None:
         epochs, clean = _epochs_of_last_batch(files, segments), not bases
     else:
@@ -136,6 +132,16 @@ def recover(
     return RecoveredLog(
         segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None, damaged, room_bytes
     )
+
+
+def _epochs_up_to(files: Files, directory: str, next_offset: int) -> tuple[LeaderEpochs, int] | None:
+    """The epochs that were noted and where the log was stopped; None without, or where more was written since."""
+    found = load_epochs(files, directory)
+    if found is not None and NOT_CLEAN < found[1] < next_offset:
+        text = "%s/leader-epochs is from before: a stop at offset %d, and the log ends at %d"
+        logger.warning(text, directory, found[1], next_offset)
+        return None
+    return found
 
 
 def _epochs_of_last_batch(files: Files, segments: list[Segment]) -> LeaderEpochs:
