@@ -71,7 +71,10 @@ def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait:
         replicas = [NUMBER(broker) for broker in brokers.split(",")]
     except click.BadParameter:
         raise click.BadParameter(f"'{brokers}' are no ids of brokers", param_hint="BROKERS") from None
-    client.administer("cluster.move", topic=topic, partition=partition, replicas=replicas)
+    done = client.administer("cluster.move", topic=topic, partition=partition, replicas=replicas)
+    if len(replicas) == done["min_insync_replicas"] > 1:
+        message = f"min_insync_replicas is {len(replicas)}: while one of them is away nothing can be written there"
+        click.echo(f"millrace: {message}", err=True)
     if wait:
         _until(lambda: _still_moving(client, (topic, partition)))
 

@@ -61,14 +61,15 @@ async def remove(broker: Broker, user: str, broker_id: int) -> None:
 
 
 @operation("cluster.move")
-async def move(broker: Broker, user: str, topic: str, partition: int, replicas: list[int]) -> None:
-    """Have other replicas of a partition, the preferred leader first."""
+async def move(broker: Broker, user: str, topic: str, partition: int, replicas: list[int]) -> dict[str, int]:
+    """Have other replicas of a partition, the preferred leader first; how many have to be in sync to write."""
     cluster = _cluster_of(broker)
     topics = names_by_id(broker.topics.values())
     log = next((log for log in cluster.elections.logs if place(log, topics) == (topic, partition)), None)
     if log is None:
         raise NotFound(f"there is no partition {partition} of '{topic}'")
     await operating.move(cluster, log, replicas)
+    return {"min_insync_replicas": cluster.elections.logs[log].state.min_insync}
 
 
 @operation("cluster.rebalance")

@@ -209,7 +209,8 @@ async def test_a_fourth_broker_gets_its_share_and_the_first_one_goes(etcd: EtcdP
             await client.administer("cluster.move", topic="t", partition=0, replicas=[3])
         with pytest.raises(MillraceError, match="there is no partition 7 of 't'"):
             await client.administer("cluster.move", topic="t", partition=7, replicas=[2, 3])
-        await client.administer("cluster.move", topic="t", partition=0, replicas=[4, 2])
+        done = await client.administer("cluster.move", topic="t", partition=0, replicas=[4, 2])
+        assert done == {"min_insync_replicas": 2}
         await until(lambda: is_settled(brokers[2]))
         assert state_of(brokers[2], "t").replicas == (4, 2)
         assert state_of(brokers[2], "t").leader in (2, 4)
