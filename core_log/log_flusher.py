@@ -99,7 +99,8 @@ class LogFlusher:
         """Somebody else waits for the kernel, until this is set."""
         self._something_failed = trio.Event()
         self._something_to_sync = trio.Event()
-        self._progress = trio.Event()
+        self._wants_room = [trio.Event(), trio.Event()]
+        """Set when there is room again for what is much, and for what is little."""
         self._blocking = 0
         self._job_done = threading.Condition()
 
@@ -337,9 +338,10 @@ class LogFlusher:
             self._enlisted[job.log] = None
 
     def _tell_of_room(self) -> None:
-        if self._has_room() and self._progress.statistics().tasks_waiting:
-            self._progress.set()
-            self._progress = trio.Event()
+        for little, wants_room in enumerate(self._wants_room):
+            if wants_room.statistics().tasks_waiting and self._has_room(little):
+                wants_room.set()
+                self._wants_room[little] = trio.Event()
 
     def _apply(self, job: FlushJob) -> None:
         log = job.log
@@ -380,16 +382,17 @@ class LogFlusher:
 
     # ---- waiting
 
-    async def wait_for_room(self) -> None:
-        """Back-pressure: returns at once unless `unflushed_bytes` is above `unflushed_bytes_max`.
+    async def wait_for_room(self, *, little: bool = False) -> None:
+        """Back-pressure: returns at once unless `unflushed_bytes` is above `unflushed_bytes_max`; for who appends
+        `little`, if anything, above twice as much.
 
         While a disk refuses nobody waits: what it has not taken cannot grow, and readers have acknowledgements to read.
         """
-        while not self._has_room():
-            await self._progress.wait()
+        while not self._has_room(little):
+            await self._wants_room[little].wait()
 
-    def _has_room(self) -> bool:
-        return self.unflushed_bytes <= self.unflushed_bytes_max or bool(self._refusing)
+    def _has_room(self, little: int) -> bool:
+        return self.unflushed_bytes <= self.unflushed_bytes_max * (1 + little) or bool(self._refusing)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what blocks in a thread of its own; whoever is cancelled waits for it all the same."""

@@ -6,8 +6,9 @@
    how much is read, and who goes first.
    While the broker is short of disk or memory, whoever publishes is not read from until it is over.
 2. Back-pressure comes after a read was handled, never within: the turn waits while too much waits for the disk, or
-   too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
-   long queues could not read the acks that shorten them.
+   too much for its own peer; deliveries go on meanwhile. Who adds little to what waits for the disk, or nothing, may go
+   on for longer: with one who floods a slow disk all others would stand still. It never depends on the length of
+   queues: a reader stopped by long queues could not read the acks that shorten them.
 3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
    One that fires late, because this process stood still, lets the socket be read first: what the peer said in time may
    wait there. So it may where so many speak at once that their turns take longer than a deadline. One turn is waited
@@ -27,7 +28,7 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
@@ -52,9 +53,20 @@ _READ_FIRST_S = 0.1
 _LOOK_AGAIN_S = 1.0
 _ENDS_AT_ONCE = 16
 """Each takes a tenth of a millisecond or two, with what the engine is given back."""
+_LITTLE_BYTES = 4096
+"""Appended in a turn; see rule 2."""
 
 MakeAdapter = Callable[[SocketOutbox, str, str | None], Adapter]
 """Makes the adapter of a new connection from its outbox, the address of the peer, and what its certificate calls it."""
+
+
+class Room(Protocol):
+    """Where what is appended waits for the disk; see `LogFlusher`."""
+
+    unflushed_bytes: int
+
+    async def wait_for_room(self, *, little: bool = False) -> None:
+        """Return when there is room for more."""
 
 
 class Shell:
@@ -66,7 +78,7 @@ class Shell:
         outboxes: Outboxes,
         timers: TimerService,
         end_turn: Callable[[], None],
-        wait_for_room: Callable[[], Awaitable[None]],
+        room: Room,
         readers: Readers | None = None,
         *,
         little_first: bool = True,
@@ -75,7 +87,7 @@ class Shell:
         self.outboxes = outboxes
         self.timers = timers
         self.end_turn = end_turn
-        self.wait_for_room = wait_for_room
+        self.room = room
         self.readers = readers or Readers(outboxes.spawn)
         self.neighbours = self.readers.neighbours if little_first else Neighbours()
         self.connections: set[Connection] = set()
@@ -249,7 +261,7 @@ class Connection:
 
     async def _turn(self) -> bool:
         adapter, outbox, shell, reads = self.adapter, self.outbox, self._shell, self._reads
-        self._had_turn = True
+        room, self._had_turn = shell.room, True
         try:
             data = self._receive(reads.size)
         except BlockingIOError:
@@ -264,11 +276,12 @@ class Connection:
         cold_reads = shell.cold_reads
         if cold_reads is not None:
             cold_reads.wanted = False
-        began = perf_counter()
+        began, unflushed_before = perf_counter(), room.unflushed_bytes
         adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
         await adapter.handle(data)
         adapter.held = False
         shell.end_turn()
+        appended_bytes = room.unflushed_bytes - unflushed_before
         if not data:
             self._peer_closed = True
             return False
@@ -280,7 +293,7 @@ class Connection:
             await outbox.drained()
             self._drains = False
         adapter.held = True
-        await shell.wait_for_room()
+        await room.wait_for_room(little=appended_bytes <= _LITTLE_BYTES)
         adapter.held = False
         if adapter.published:
             await self._wait_to_publish(len(data))

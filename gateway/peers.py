@@ -164,7 +164,7 @@ class Peers:
         self._end_turn, self._turn_is_due = end_turn, turn_is_due
         self._outboxes = outboxes
         self._readers = readers
-        self.shell = Shell(limits, outboxes, timers, self._end_turn_soon, _no_wait, readers, little_first=False)
+        self.shell = Shell(limits, outboxes, timers, self._end_turn_soon, _Boundless(), readers, little_first=False)
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
         self._silent_until_s: dict[object, float] = {}
@@ -454,5 +454,10 @@ def _nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-async def _no_wait() -> None:
+class _Boundless:
     """Rule 4."""
+
+    unflushed_bytes = 0
+
+    async def wait_for_room(self, *, little: bool = False) -> None:
+        """There is room."""

@@ -90,7 +90,7 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
             broker.after_turn = outboxes.flush
             readers = Readers(nursery.start_soon, broker.flusher, holds=holds)
             broker.flusher.lend(readers.watch)
-            shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.wait_for_room, readers)
+            shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.flusher, readers)
             shell.cold_reads = broker.cold_reads
             shell.wait_to_publish = broker.wait_to_publish
             broker.alarms.listeners[shell.publishers_blocked] = None

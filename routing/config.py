@@ -81,7 +81,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     transaction_bytes_max: Annotated[int, Meta(ge=1, le=1 << 30)] = 256 << 20
     """What one transaction may hold: messages with their properties, and settlements."""
     unflushed_bytes_max: Bytes = 16 << 20
-    """Readers wait while more than this waits for the disk."""
+    """Who publishes much is not read from while more than this waits for the disk, others while twice as much does."""
     tails_bytes_max: Bytes = 256 << 20
     """What all topics and replicas together keep in memory of their ends; what a reader finds there costs no disk."""
     flush_retry_interval_ms: Milliseconds = 500

@@ -6,6 +6,7 @@ import errno
 import gc
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -178,11 +179,18 @@ async def test_wait_for_room(flusher: LogFlusher) -> None:
     while flusher.unflushed_bytes <= flusher.unflushed_bytes_max:
         await flusher.wait_for_room()
         log.append(make_batch([b"x" * 100]))
+    await flusher.wait_for_room(little=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(flusher.wait_for_room)
         await trio.to_thread.run_sync(gate.reached.wait)
         await trio.testing.wait_all_tasks_blocked()
         assert nursery.child_tasks, "still waiting"
+        while flusher.unflushed_bytes <= 2 * flusher.unflushed_bytes_max:
+            await flusher.wait_for_room(little=True)
+            log.append(make_batch([b"x" * 100]))
+        nursery.start_soon(partial(flusher.wait_for_room, little=True))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == 2, "both are waiting"
         gate.open.set()
     assert flusher.unflushed_bytes <= flusher.unflushed_bytes_max
 

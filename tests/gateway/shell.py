@@ -58,10 +58,25 @@ class EchoAdapter:
         self.closed = True
 
 
+class Room:
+    """What waits for a disk, of which a test says how much it is."""
+
+    def __init__(self) -> None:
+        self.unflushed_bytes = 0
+        self.appended_bytes = 0
+        """By each turn."""
+        self.free, self.free_for_little = trio.Event(), trio.Event()
+        self.free.set()
+        self.free_for_little.set()
+
+    async def wait_for_room(self, *, little: bool = False) -> None:
+        await (self.free_for_little if little else self.free).wait()
+
+
 class Door:
     """An open door with nothing but the shell behind it."""
 
-    def __init__(self, listener: Listener, shell: Shell) -> None:
+    def __init__(self, listener: Listener, shell: Shell, room: Room) -> None:
         self.listener = listener
         self.port = listener.port
         self.shell = shell
@@ -69,8 +84,7 @@ class Door:
         self.names: list[str | None] = []
         """What the certificate of each client calls it."""
         self.turns = 0
-        self.room = trio.Event()
-        self.room.set()
+        self.room = room
 
     async def connect(self, *, receive_bytes: int | None = None) -> trio.SocketStream:
         """A client; with `receive_bytes` its kernel buffer is that small."""
@@ -100,23 +114,20 @@ async def open_door(
 
         def end_turn() -> None:
             door.turns += 1
+            room.unflushed_bytes += room.appended_bytes
             outboxes.flush()
-
-        async def wait_for_room() -> None:
-            if not door.room.is_set():
-                await door.room.wait()
 
         def make(outbox: Outbox, peer: str, certificate_name: str | None = None) -> EchoAdapter:
             door.names.append(certificate_name)
             door.adapters.append(adapter_class(outbox, peer))
             return door.adapters[-1]
 
-        timers = TimerService()
+        timers, room = TimerService(), Room()
         timers.after_turn = end_turn
-        shell = Shell(limits, outboxes, timers, end_turn, wait_for_room)
+        shell = Shell(limits, outboxes, timers, end_turn, room)
         listener = open_listener("test", "127.0.0.1", 0, certificates, proxies=proxies)
         listener.listen()
-        door = Door(listener, shell)
+        door = Door(listener, shell, room)
         nursery.start_soon(timers.run)
         nursery.start_soon(outboxes.run, end_turn)
         nursery.start_soon(listener.run, shell, make, nursery.start_soon)

@@ -241,10 +241,15 @@ async def _fail_beside_a_bystander(where: bytes) -> None:
         assert len(door.shell.connections) == 1
 
 
-async def test_nothing_is_read_while_there_is_no_room() -> None:
+@pytest.mark.parametrize("little", [True, False])
+async def test_nothing_is_read_while_there_is_no_room_for_as_much(little: bool) -> None:
     async with open_door() as door, await door.connect() as client:
-        adapter = await door.adapter()
-        door.room = trio.Event()
+        adapter, room, blocked = await door.adapter(), door.room, trio.Event()
+        room.appended_bytes = 4096 if little else 4097
+        if little:
+            room.free_for_little = blocked
+        else:
+            room.free = blocked
         await client.send_all(b"first")
         assert await receive_exactly(client, 5) == b"first"
         await client.send_all(b"second")
@@ -253,7 +258,7 @@ async def test_nothing_is_read_while_there_is_no_room() -> None:
         adapter.outbox.write(b"delivered meanwhile")
         door.shell.end_turn()
         assert await receive_exactly(client, 19) == b"delivered meanwhile"
-        door.room.set()
+        blocked.set()
         assert await receive_exactly(client, 6) == b"second"
 
 

@@ -180,7 +180,7 @@ async def _running(town: Town, broker_id: int, store: EmbeddedStore, config: Bro
         limits = Limits(close_linger_ms=100)
         outboxes = Outboxes(limits, nursery.start_soon)
         broker.after_turn = outboxes.flush
-        shell = Shell(limits, outboxes, broker.timers, broker.end_turn, broker.wait_for_room)
+        shell = Shell(limits, outboxes, broker.timers, broker.end_turn, broker.flusher)
         shell.wait_to_publish = broker.wait_to_publish
         nursery.start_soon(outboxes.run, broker.end_turn)
         directory = StaticDirectory(PeerId("cluster", broker_id, 1, f"d{broker_id}"))

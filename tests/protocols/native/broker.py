@@ -61,7 +61,7 @@ async def native_broker(
     async with open_broker(files or MemoryFiles(), engine, USERS) as broker, trio.open_nursery() as nursery:
         outboxes = Outboxes(limits, nursery.start_soon)
         broker.after_turn = outboxes.flush
-        shell = Shell(limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)
+        shell = Shell(limits, outboxes, broker.timers, broker.end_turn, broker.flusher)
         nursery.start_soon(outboxes.run, broker.end_turn)
 
         def make_adapter(outbox: Outbox, peer: str, certificate_name: str | None = None) -> NativeAdapter:

@@ -362,14 +362,38 @@ async def test_a_produce_that_is_not_committed_in_time() -> None:
         assert error[:2] == (ErrorCode.REQUEST_TIMED_OUT, True)
 
 
-class _Gate:
-    """Holds back the flusher's syncs until it is opened."""
+async def test_a_disk_that_one_floods_holds_up_who_floods_it_and_nobody_else() -> None:
+    files, gate = FaultyFiles(MemoryFiles()), _Gate("write")
+    engine = BrokerConfig(stripes=1, unflushed_bytes_max=200_000)
+    async with native_broker(files, engine=engine) as running, connected(running) as flood, connected(running) as other:
+        await flood.ask(wire_topics.CreateTopic(0, "t", 1, {}))
+        files.hook = gate
+        try:
+            for _ in range(4):
+                await flood.say(produce(("t", 0, batch_of(bytes(90_000))), acks=0))
+            await flood.say(wire.Metadata(0, None, False))
+            assert isinstance(await other.ask(wire.Metadata(0, None, False)), wire.MetadataReply)
+            await other.say(produce(("t", 0, batch_of(b"little"))))
+            await other.say(wire.Metadata(0, None, False))
+            assert isinstance(await other.hear(), wire.MetadataReply), "it is confirmed later"
+            with trio.move_on_after(0.05) as scope:
+                await flood.hear()
+            assert scope.cancelled_caught, "what comes behind too much is not read yet"
+        finally:
+            gate.open()
+        assert isinstance(await flood.hear(), wire.MetadataReply)
+        assert isinstance(await other.hear(), wire.ProduceReply)
 
-    def __init__(self) -> None:
+
+class _Gate:
+    """Holds back the flusher's syncs, or other operations, until it is opened."""
+
+    def __init__(self, operation: str = "sync") -> None:
+        self._operation = operation
         self._opened = threading.Event()
 
     def __call__(self, operation: str, path: str) -> None:
-        if operation == "sync":
+        if operation == self._operation:
             self._opened.wait(TIMEOUT_S)
 
     def open(self) -> None:
