@@ -30,6 +30,12 @@ class TailBudget:
         """A cache that was empty holds something."""
         self._caches[cache] = None
 
+    def limit(self, bytes_max: int) -> None:
+        """Hold no more from now on."""
+        self.bytes_max = bytes_max
+        while self.bytes_held > bytes_max:
+            next(iter(self._caches)).clear()
+
     def make_room(self, growing: TailCache) -> None:
         """Empty caches until the limit is kept, but for the one that grows: its own limit holds for it."""
         caches = self._caches

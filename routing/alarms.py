@@ -4,7 +4,10 @@
    at it, or is told by a listener when it changes. Consumers never wait: they are what makes room.
 2. Disk: what is free, less what is appended and not written yet, falls below the watermark. What is on its way when
    publishers are stopped so still finds room.
-3. Memory: the resident bytes of the process, looked at once a second.
+3. Memory: the resident bytes of the process, looked at once a second. Caches may hold a quarter of the limit, which
+   counts where that is small, half as much each time that the process has more than seven eighths of it, and as little
+   as they can beyond it: what is in none is read from the files, and without that publishers would wait for memory that
+   nobody gives back.
 4. An alarm ends an eighth above the watermark of the disk, or below that of the memory, so that it does not flutter.
 """
 
@@ -31,6 +34,9 @@ _DISK_FREE_BYTES = 50_000_000
 """RabbitMQ's default."""
 _DISK_FREE_SHARE = 10
 """Of a small disk no more than this part is kept free by default."""
+_MEMORY_BYTES, _MEMORY_SHARE = 128 << 20, 0.75
+"""The default is no less than that, which is twice what the process needs for itself, as far as this part allows it."""
+_HALVED_MAX = 5
 _NO_LIMIT = 1 << 62
 _STATM_BYTES = 256
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -48,7 +54,10 @@ class Alarms:
         self.memory_bytes = 0
         self.memory_bytes_max = config.memory_bytes_max
         if self.memory_bytes_max is None:
-            self.memory_bytes_max = memory_of_machine() * config.memory_percent_max // 100
+            self.memory_bytes_max = _memory_limit(config)
+        self.halve_caches: Callable[[int], None] = lambda times: None
+        """Have all caches hold half as much as is configured, so many times over."""
+        self._halved_min = self.caches_halved = self._halved_at_least(config)
         self.disk_free_bytes_min = _watermark(config, space.total_bytes)
         self._flusher = flusher
         self.disk_low = False
@@ -73,11 +82,31 @@ class Alarms:
 
     def measure_memory(self) -> None:
         """Ask the system how much memory the process has; what can be given back is, while there is too much of it."""
-        self.memory_bytes = resident_bytes()
-        if self.memory_bytes_max and self.memory_bytes > self.memory_bytes_max:
+        self.memory_bytes, most = resident_bytes(), self.memory_bytes_max
+        if not most:
+            return
+        halved, much = self.caches_halved, most - most // 8
+        if self.memory_bytes > most:
+            halved = _HALVED_MAX
+        elif self.memory_bytes > much:
+            halved = min(halved + 1, _HALVED_MAX)
+        elif self.memory_bytes < most - most // 4:
+            halved = max(halved - 1, self._halved_min)
+        if halved or self.caches_halved:
+            self.halve_caches(halved)
+            self.caches_halved = halved
+        if self.memory_bytes > much:
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
             self.memory_bytes = resident_bytes()
+
+    def _halved_at_least(self, config: BrokerConfig) -> int:
+        messages = config.stripes * config.stripe_cache_bytes + config.transient_memory_bytes
+        cache_bytes, most = config.tails_bytes_max + config.stream_cache_bytes + messages, self.memory_bytes_max
+        times = 0
+        while most and times < _HALVED_MAX and cache_bytes >> times > most // 4:
+            times += 1
+        return times
 
     def _say(self, reason: str | None) -> None:
         if reason == self.blocked:
@@ -96,6 +125,12 @@ class Alarms:
             )
         for listener in tuple(self.listeners):
             listener(reason)
+
+
+def _memory_limit(config: BrokerConfig) -> int:
+    memory_bytes = memory_of_machine()
+    least = min(_MEMORY_BYTES, int(memory_bytes * _MEMORY_SHARE))
+    return config.memory_percent_max and max(memory_bytes * config.memory_percent_max // 100, least)
 
 
 def _watermark(config: BrokerConfig, total_bytes: int) -> int:

@@ -45,7 +45,7 @@ from routing.disk_stalls import DiskStalls
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
 from routing.groups.lag_rules import LagRules
-from routing.housekeeping import close, housekeep
+from routing.housekeeping import close, halve_caches, housekeep
 from routing.kept.retained import Retained
 from routing.kept.wills import Wills
 from routing.log_transactions.coordinator import TransactionCoordinator
@@ -171,6 +171,8 @@ class Broker(Turns):
 
     def _begin_services(self, users: Mapping[str, str], wall_clock_ms: Callable[[], int]) -> None:
         """What stands on queues and topics: `open_broker` says what is raised."""
+        self.alarms.halve_caches = partial(halve_caches, self)
+        halve_caches(self, self.alarms.caches_halved)
         iterations = self.config.scram_iterations
         self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=iterations)
         self.rights.user_deleted = self._user_deleted

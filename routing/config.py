@@ -108,7 +108,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     memory_bytes_max: BytesOrZero | None = None
     """Publishers wait while the process has more; 0 is no limit."""
     memory_percent_max: Annotated[int, Meta(ge=0, le=100)] = 40
-    """The default of `memory_bytes_max`, as a part of the machine's memory."""
+    """The default of `memory_bytes_max`, as a part of the memory of the machine or container; no less than
+    128 MiB, or three quarters of it."""
     pinned_warning_bytes: Bytes = 1 << 30
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: Count = 65536

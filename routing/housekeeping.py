@@ -90,6 +90,15 @@ async def _tend_disk(alarms: Alarms) -> None:
     alarms.check()
 
 
+def halve_caches(broker: Broker, times: int) -> None:
+    """Have all caches hold half as much as is configured, so many times over."""
+    config, topology = broker.config, broker.topology
+    broker.flusher.tails.limit(config.tails_bytes_max >> times)
+    topology.stream_host.cache.limit(config.stream_cache_bytes >> times)
+    for partition in (*topology.led, topology.transient):
+        partition.halve_cache(times)
+
+
 async def close(broker: Broker) -> None:
     """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
     await broker.wills.finish()

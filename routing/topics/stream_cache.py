@@ -52,6 +52,14 @@ class StreamCache:
         """Count a new chunk, and make room."""
         self._used[chunk] = None
         self.bytes += chunk.bytes
+        self._make_room()
+
+    def limit(self, bytes_max: int) -> None:
+        """Hold no more from now on, but for the newest chunk."""
+        self._bytes_max = bytes_max
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self.bytes > self._bytes_max and len(self._used) > 1:
             oldest = next(iter(self._used))
             assert oldest.log_chunks is not None

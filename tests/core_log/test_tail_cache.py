@@ -54,6 +54,9 @@ def test_all_caches_together_keep_a_limit() -> None:
     assert held == [3, 0, 3, 4], "who began first was emptied first, but for who grows, and begins again"
     assert all(cache.read(4, 100, 5) == [b"x" * 10] for cache in caches), "what came last is there"
     assert caches[0].read(2, 100, 5) is None, "it is for the disk to say"
+    budget.limit(45)
+    assert budget.bytes_held == 30, "from then on, whole caches"
+    assert [cache.read(4, 100, 5) is None for cache in caches] == [True, True, False, False]
     for cache in caches:
         cache.clear()
     assert budget.bytes_held == 0

@@ -76,8 +76,47 @@ def test_the_memory_alarm() -> None:
     made.measure_memory()
     made.check()
     assert told == [LOW_ON_MEMORY, None]
-    defaults, _ = alarms(FaultyFiles(MemoryFiles()))
-    assert defaults.memory_bytes_max == memory_of_machine() * 40 // 100 > 0
+
+
+@pytest.mark.parametrize(
+    ("machine_mib", "percent", "expected_mib"),
+    [(4096, 25, 1024), (256, 40, 128), (128, 40, 96), (256, 90, 230), (256, 0, 0), (0, 40, 0)],
+)
+def test_the_memory_limit(machine_mib: int, percent: int, expected_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms_module, "memory_of_machine", lambda: machine_mib << 20)
+    made, _ = alarms(FaultyFiles(MemoryFiles()), memory_percent_max=percent)
+    assert made.memory_bytes_max is not None
+    assert made.memory_bytes_max >> 20 == expected_mib
+
+
+def test_caches_hold_less_while_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = alarms(FaultyFiles(MemoryFiles()), memory_bytes_max=4 * GIB)
+    told: list[int] = []
+    made.halve_caches = told.append
+    shares = [0.5, 0.88, 0.88, 0.8, 0.76, 0.7, 0.7, 0.7, 1.01, 1.01, 0.9, 0.74]
+    for share in shares:
+        monkeypatch.setattr(alarms_module, "resident_bytes", lambda share=share: int(4 * GIB * share))
+        made.measure_memory()
+    assert told == [1, 2, 2, 2, 1, 0, 5, 5, 5, 4]
+    small, _ = alarms(FaultyFiles(MemoryFiles()), memory_bytes_max=128 << 20)
+    assert small.caches_halved == 4, "what they may hold together is a fourth of that at most"
+    monkeypatch.setattr(alarms_module, "resident_bytes", lambda: 64 << 20)
+    small.measure_memory()
+    assert small.caches_halved == 4
+    large, _ = alarms(FaultyFiles(MemoryFiles()), memory_bytes_max=0)
+    assert large.caches_halved == 0
+
+
+async def test_all_caches_are_told() -> None:
+    async with engine(MemoryFiles(), memory_bytes_max=1 << 20, stripes=2) as running:
+        broker = running.broker
+        assert broker.flusher.tails.bytes_max == broker.config.tails_bytes_max >> 5
+        await running.queue("q")
+        for _ in range(100):
+            running.client().publish("q", "x" * 20_000)
+            running.turn()
+        held = [home._cache for home in broker.topology.led]
+        await running.until(lambda: 0 < sum(cache.bytes for cache in held) <= broker.config.stripe_cache_bytes >> 5)
 
 
 @pytest.mark.parametrize(

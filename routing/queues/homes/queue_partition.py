@@ -115,12 +115,14 @@ class QueuePartition:
         self._open = OpenBatch()
         self.unsealed = Unsealed()
         self._cache = SlabCache()
-        self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
+        self._cache_bytes = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
+        self._cache_bytes_max = self._cache_bytes
         self._deleted: list[Queue] = []
         self.facts = FactColumns()
         """Of messages that ask for something, and of all in queues that give them a time to live."""
         self.live = LiveCounts(self._cache, self.moves, self.facts, log.segments)
         stored = StoredMessages(log, config, self._cache, self.moves, reads, self.facts)
+        self._halve_kept = stored.halve_kept
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered, self.load_ahead = stored.load_now, stored.load_scattered, stored.load_ahead
         self.read_scattered, self.awaits = stored.read_scattered, stored.awaits
@@ -341,6 +343,13 @@ class QueuePartition:
             self._spill()
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
+
+    def halve_cache(self, times: int) -> None:
+        """Keep half as much in memory as is configured, so many times over, from the end of the turn on."""
+        self._cache_bytes_max = self._cache_bytes >> times
+        self._halve_kept(times)
+        if self._cache.bytes > self._cache_bytes_max:
+            self._mark_dirty(self)
 
     def append_controls(self, records: Iterable[Record]) -> None:
         """Write control records now. Raises LogUnavailable."""

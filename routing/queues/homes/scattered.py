@@ -59,7 +59,7 @@ class Scattered:
         self._facts = facts
         self._reads = reads
         self._kept: OrderedDict[int, CachedSlab] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept_bytes, self._kept_bytes_max = 0, _KEPT_BYTES_MAX
         self._reading: set[Queue] = set()
         self._not_there: set[int] = set()
         self._reader = SlabReader()
@@ -178,15 +178,23 @@ class Scattered:
             one = Slab(slab.exchange, slab.key_of(place), slab.properties, [body], len(body), raws=raw, facts=fact)
             self._hold(CachedSlab(offset, one, 0))
 
+    def halve(self, times: int) -> None:
+        """Keep half of what is kept otherwise, so many times over."""
+        self._kept_bytes_max = _KEPT_BYTES_MAX >> times
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._kept_bytes > self._kept_bytes_max and self._kept:
+            self._kept_bytes -= self._kept.popitem(last=False)[1].bytes
+
     def _hold(self, entry: CachedSlab) -> None:
         kept = self._kept
-        while self._kept_bytes > _KEPT_BYTES_MAX and kept:
-            self._kept_bytes -= kept.popitem(last=False)[1].bytes
+        self._make_room()
         if entry.first not in kept:
             entry.bytes = entry.slab.size + _ONE_BYTES
             kept[entry.first] = entry
             self._kept_bytes += entry.bytes
-            if entry.bytes > _KEPT_BYTES_MAX:
+            if entry.bytes > self._kept_bytes_max:
                 self._reads.let_go_soon(partial(self._let_go, entry.first))
 
     def _let_go(self, offset: int) -> None:

@@ -97,6 +97,10 @@ class StoredMessages:
             if offsets:
                 self._scattered.keep(entry, offsets)
 
+    def halve_kept(self, times: int) -> None:
+        """Keep half as much of what was read one by one, so many times over."""
+        self._scattered.halve(times)
+
     async def read_scattered(self, offsets: Sequence[int]) -> None:
         """As `load_scattered`, for one who can wait; `find` knows them then, but for what the log refuses to give or
         what is too much at once.
