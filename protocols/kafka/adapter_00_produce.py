@@ -3,7 +3,7 @@
 1. Header and CRC are checked, records are not decoded, but for the keys of a topic that is compacted; offset and leader
    epoch are the log's to put in, and the time where the topic says so (`core_log/admission.py`).
 2. acks=-1 is answered when the batch is committed on all that count, acks=1 when this broker's disk has it by the log's
-   own rule, acks=0 not at all.
+   own rule, acks=0 not at all: if one is refused, the connection ends, as with Kafka.
 3. An idempotent producer's batch that is there already is answered with where it lies (`core_log/producer_states.py`);
    one that is out of order because the one before it was refused is refused as well (`adapter_refusals.py`).
 4. A batch of a transaction is taken if its partition was added to that before (`routing/log_transactions`).
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+
+import structlog
 
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
 from core_log.errors import OutOfOrderSequence
@@ -33,6 +35,10 @@ from routing.topics.topic_partition import TopicPartition
 
 ALL, NONE = -1, 0
 _LEADERS_SINCE = 10
+_UNTOLD = (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR)
+"""Of acks=0: who comes again while publishers are blocked finds them blocked, and is not read from where he is."""
+
+log = structlog.get_logger(__name__)
 
 
 class Producing:
@@ -87,7 +93,7 @@ class Producing:
         if self._waits:
             self._door.deadlines.remove(self)
         if self.acks == NONE:
-            self._call.answer(None)
+            self._leave_unanswered()
             return
         leaders: set[int] = set()
         if self._call.version >= _LEADERS_SINCE:
@@ -97,6 +103,15 @@ class Producing:
                         one.current_leader = current_leader(self._door, topic.name, one.index)
                         leaders.add(one.current_leader.leader_id)
         self._call.answer(Entity(responses=self._replies, node_endpoints=endpoints(self._door, leaders)))
+
+    def _leave_unanswered(self) -> None:
+        """End the connection if a batch was refused: nothing else tells the client, who asks anew who leads then."""
+        refused = [entry for entry in self._entries if entry.error_code not in _UNTOLD]
+        if refused:
+            code, why = ErrorCode(refused[0].error_code), refused[0].error_message
+            log.info("a batch without acks was refused", peer=self._door.peer, reason=f"{code.name}: {why}")
+            self._door.end()
+        self._call.answer(None)
 
     def wait(self, timeout_ms: int) -> None:
         """Whatever is not committed by then is answered as such."""
