@@ -4,7 +4,8 @@
    (`stream_cache.py`); there is one reader of a partition, as long as anybody wants it.
 2. What readers may see ends at `end`, of whatever log the partition has: this broker's or, in a cluster, one that is
    read elsewhere. A log that comes in its place and has not so much yet is read when it has.
-3. Where a log is damaged is said once. Of a replica whoever leads it is asked for what cannot be read here; what he
+3. What a producer has written so that nobody can decode it is passed by itself, not with what is before it. Where a log
+   is damaged is said once. Of a replica whoever leads it is asked for what cannot be read here; what he
    cannot read either is lost, and readers are told where it goes on.
 4. Whoever reads is told when there may be more (`listeners`), and when what it has asked the disk for is there.
 """
@@ -237,6 +238,10 @@ class PartitionReader:
                 break
             except (OffsetOutOfRange, LogUnavailable):
                 break  # retention was faster, or the log is gone
+            except Damaged as problem:
+                # What was written cannot be decoded: all copies are like that.
+                error = problem
+                break
             except (CorruptBatch, FileNotFoundError) as problem:
                 if log is not self.log:
                     continue  # there is another one now

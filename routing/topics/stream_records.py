@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any, cast
 
+from core_log.errors import CorruptBatch, Damaged
 from core_log.files import BytesLike
 from core_log.header_blocks import are_short
 from core_log.record_batch import decode_header_block, parse_header
@@ -149,15 +150,22 @@ class StreamReader:
         self._bodies: list[bytes] = []
 
     def read(self, batches: Iterable[BytesLike]) -> tuple[list[StreamSlab], int]:
-        """The slabs of some batches, and the offset behind the last of these. Raises CorruptBatch."""
+        """The slabs of some batches, and the offset behind the last of these, or before one that cannot be decoded,
+        whatever its CRC says (producers compress, and nobody looks into it). Raises Damaged if that is the first.
+        """
         end = 0
         self._begin(-1, self._source)
         self._slabs = []
         for batch in batches:
             header = parse_header(batch)
-            end = header.next_offset
             if not header.is_control and header.record_count:
-                self._take(decode_fields(batch))
+                try:
+                    self._take(decode_fields(batch))
+                except CorruptBatch as error:
+                    if end:
+                        break
+                    raise Damaged(str(error), header.next_offset) from error
+            end = header.next_offset
         self._close()
         return self._slabs, end
 

@@ -6,11 +6,12 @@ import errno
 
 import pytest
 
+from core_log.batch_header import encode_batch, parse_header
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.partition_log import PartitionLog
 from routing.session import Outcome
 from tests.routing.harness import Engine, engine
-from tests.routing.queues.test_views import append, bodies, topic, view, worker
+from tests.routing.queues.test_views import append, batch, bodies, topic, view, worker
 
 
 async def damaged(running: Engine, files: MemoryFiles, count: int) -> None:
@@ -93,3 +94,20 @@ async def test_what_the_disk_has_lost_since_it_was_given_out_is_dropped(caplog: 
         client.session.settle_up_to(0, Outcome.ACK)
         running.turn()
         assert (queue.message_count, queue.outstanding) == (0, 0)
+
+
+async def test_what_nobody_can_decode_is_passed_and_not_what_is_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    async with engine(MemoryFiles()) as running:
+        await topic(running)
+        await append(running, 0, 1)
+        await append(running, 2)
+        header = parse_header(batch(3, 4))
+        garbage = encode_batch(header._replace(attributes=1), b"no gzip")
+        running.broker.topics["t"].partitions[0].append(garbage)
+        await append(running, 5)
+        queue = await view(running, stream_offset="first")
+        client = await worker(running)
+        await running.until(lambda: client.deliveries and client.deliveries[-1].body == "5")
+        assert bodies(client.take()) == ["0", "1", "2", "5"]
+        assert queue.view.gone == 2
+        assert [record.message.startswith("queue v lacks 2 messages") for record in caplog.records] == [True]
