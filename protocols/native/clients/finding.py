@@ -5,17 +5,27 @@ its log is looked through, by brokers that have an index of keys (`core_log/key_
    for the key's bytes and leave out batches without them (`core_log/containing.py`); compressed batches are sent whole.
 2. Keys are compared here, so nothing else that has those bytes is taken for it.
 3. All partitions are searched: which one a key goes to is the producers' business, and changes with their number.
+4. A batch that is whole, but whose records nobody can decode, as its producer has compressed something else, has no
+   key. Who reads gets what is before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from core_log.containing import LOOKED_BYTES_MAX, Groups, key_strings
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.groups_admin import Asker, partitions_of, place_of
-from protocols.native.clients.records import ConsumerRecord, batch_columns, batch_records, offset_after, size_of
-from protocols.native.errors import OffsetOutOfRange, RequestTimedOut
+from protocols.native.clients.records import (
+    ConsumerRecord,
+    batch_columns,
+    batch_records,
+    offset_after,
+    size_of,
+    whole_batch,
+)
+from protocols.native.errors import OffsetOutOfRange, ProtocolError, RequestTimedOut
 from protocols.native.wire_base import CONTAINING_BYTES_MAX
 
 FOUND_MAX = 1000
@@ -45,7 +55,7 @@ async def read_records(
     ask: Asker, place: Partition, offset: int, end: int, *, limit: int, bytes_max: int
 ) -> tuple[list[ConsumerRecord], int]:
     """The first records from an offset on, below `end`, and the offset behind them: at most `limit`, and of no more
-    bytes than `bytes_max` unless it is one. Raises RequestTimedOut.
+    bytes than `bytes_max` unless it is one. Raises RequestTimedOut, and ProtocolError if the first cannot be decoded.
     """
     found: list[ConsumerRecord] = []
     bytes_left = bytes_max
@@ -53,22 +63,37 @@ async def read_records(
         offset, batches = await _batches(ask, place, offset, end, _READ_BYTES, [])
         if not batches:
             break
-        for record in await ask.apart(partial(_records, place, batches, offset, limit - len(found))):
+        try:
+            records, behind = await ask.apart(partial(_records, place, batches, offset, limit - len(found)))
+        except ProtocolError:
+            if not found:
+                raise
+            break
+        for record in records:
             bytes_left -= size_of(record.value, record.key, record.headers)
             if record.offset >= end or (found and bytes_left < 0):
                 return found, record.offset
             found.append(record)
-        offset = found[-1].offset + 1 if len(found) == limit else offset_after(batches[-1])
+        offset = found[-1].offset + 1 if len(found) == limit else behind
     return found, offset
 
 
-def _records(place: Partition, batches: list[memoryview], offset: int, most: int) -> list[ConsumerRecord]:
-    """The first records of batches from an offset on."""
+def _records(place: Partition, batches: list[memoryview], offset: int, most: int) -> tuple[list[ConsumerRecord], int]:
+    """The first records of batches from an offset on, and the offset behind what was looked at: before a batch that
+    cannot be decoded. Raises ProtocolError if that is the first.
+    """
     found: list[ConsumerRecord] = []
+    behind = -1
     for batch in batches:
         if len(found) < most:
-            found += batch_records(*place, batch, offset)[: most - len(found)]
-    return found
+            try:
+                found += batch_records(*place, batch, offset)[: most - len(found)]
+            except ProtocolError:
+                if behind < 0:
+                    raise
+                break
+        behind = offset_after(batch)
+    return found, behind
 
 
 async def _batches(
@@ -112,7 +137,16 @@ def _with_key(place: Partition, batches: list[memoryview], offset: int, end: int
     """The records of batches with a key, from an offset on and below another."""
     found: list[ConsumerRecord] = []
     for batch in batches:
-        if key in batch_columns(batch).keys:
+        if key in _keys(batch):
             records = batch_records(*place, batch, offset)
             found += [record for record in records if record.key == key and record.offset < end]
     return found
+
+
+def _keys(batch: memoryview) -> Sequence[bytes | None]:
+    """Of a batch's records; none if nobody can decode these. Raises ProtocolError if it is not what was written."""
+    try:
+        return batch_columns(batch).keys
+    except ProtocolError:
+        whole_batch(batch)
+        return ()

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from core_log.batch_header import NO_PRODUCER
+from core_log.batch_header import NO_PRODUCER, BatchHeader
 from core_log.record_batch import (
     BatchBuilder,
     Compression,
@@ -225,10 +225,20 @@ def message_id_of(headers: Headers) -> bytes | None:
 
 def batch_columns(batch: BytesLike) -> RecordColumns:
     """A fetched batch, checked, as parallel lists; empty lists for a control batch. Raises ProtocolError."""
+    header = whole_batch(batch)
+    if header.is_control:
+        return RecordColumns([], [], [], [], [])
     try:
-        if validate(batch, may_be_empty=True).is_control:
-            return RecordColumns([], [], [], [], [])
         return decode_columns(batch)
+    except CorruptBatch as error:
+        where = f"offsets {header.base_offset} to {header.next_offset - 1}, as its producer made it"
+        raise ProtocolError(f"the broker sent a corrupt batch, {where}: {error}") from error
+
+
+def whole_batch(batch: BytesLike) -> BatchHeader:
+    """The header of a fetched batch, which is as it was written. Raises ProtocolError."""
+    try:
+        return validate(batch, may_be_empty=True)
     except CorruptBatch as error:
         raise ProtocolError(f"the broker sent a corrupt batch: {error}") from error
 

@@ -7,6 +7,7 @@ import random
 import pytest
 import trio
 
+from core_log.batch_header import encode_batch, parse_header
 from core_log.compression import Compression
 from core_log.record_batch import BatchBuilder
 from millrace import (
@@ -20,6 +21,7 @@ from millrace import (
 )
 from protocols.native.clients import finding
 from protocols.native.clients.group_bytes import Partition
+from protocols.native.errors import ProtocolError
 from protocols.native.wire_base import CONTAINING_BYTES_MAX
 from tests.protocols.native.broker import Running, native_broker
 
@@ -118,3 +120,25 @@ async def test_what_is_deleted_meanwhile_is_passed_over(monkeypatch: pytest.Monk
         offsets = [record.offset for record in found]
         assert offsets == [*range(asked[2]), *range(60, 100)]
         assert 0 < asked[2] < 60
+
+
+async def test_what_nobody_can_decode_hides_nothing_else() -> None:
+    """A producer may compress something else than records: that is told to who reads on there, and to nobody else."""
+    async with native_broker() as running, Client(running.server) as client:
+        topic = await running.broker.create_topic("t", partitions=1, config={})
+        builder = BatchBuilder(0, -1, 1000)
+        builder.add(0, b"a", b"", [])
+        good = builder.build()
+        garbage = encode_batch(parse_header(good)._replace(attributes=Compression.GZIP), b"no gzip")
+        (partition,) = topic.partitions
+        for batch in (good, good, garbage, good):
+            partition.append(batch)
+        partition.log.request_sync()
+        await partition.log.wait_committed(4)
+        assert places(await client.find_records("t", b"a")) == [(0, 0), (0, 1), (0, 3)]
+        records, behind = await client.read_records("t", 0, 0, 4, limit=50, bytes_max=1000)
+        assert (places(records), behind) == ([(0, 0), (0, 1)], 2)
+        with pytest.raises(ProtocolError, match="corrupt batch, offsets 2 to 2"):
+            await client.read_records("t", 0, 2, 4, limit=50, bytes_max=1000)
+        records, behind = await client.read_records("t", 0, 3, 4, limit=50, bytes_max=1000)
+        assert (places(records), behind) == ([(0, 3)], 4)
