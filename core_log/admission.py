@@ -8,6 +8,7 @@
    time of all its records. Both lie under the CRC, which is made anew.
 5. With a `compression` but "producer" a batch that comes with another one is compressed anew, as a whole: its records
    are not looked at. What is large stays as it came.
+6. A compression that nobody knows is refused: whoever reads the batch could go no further.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from core_log.batch_header import (
     parse_header,
 )
 from core_log.compaction.records import payload, read_keys
-from core_log.compression import DECOMPRESSED_BYTES_MAX, Compression, compress, decompress
+from core_log.compression import DECOMPRESSED_BYTES_MAX, LAST_COMPRESSION, Compression, compress, decompress
 from core_log.errors import InvalidRecord, InvalidTimestamp
 from core_log.expiry import require_deadlines
 from core_log.files import BytesLike
@@ -44,6 +45,9 @@ class Admitted(NamedTuple):
 
 def admit(config: LogConfig, headers: Sequence[BatchHeader], batches: Sequence[BytesLike], now_ms: int) -> Admitted:
     """What is to be appended of validated batches. Raises InvalidRecord, InvalidTimestamp, CorruptBatch."""
+    for header in headers:
+        if header.compression > LAST_COMPRESSION:
+            raise InvalidRecord(f"unknown compression {header.compression}")
     if config.compacts:
         for header, batch in zip(headers, batches, strict=True):
             _require_keys(header, bytes(batch))

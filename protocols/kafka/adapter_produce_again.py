@@ -20,6 +20,7 @@ from struct import Struct, error
 from typing import TYPE_CHECKING
 
 from core_log.batch_header import CONTROL_BIT, HEADER_BYTES, TRANSACTIONAL_BIT, BatchHeader, size_of, validate
+from core_log.compression import LAST_COMPRESSION
 from core_log.errors import CorruptBatch, LogError
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
@@ -298,7 +299,9 @@ def _plain_header(records: BytesLike, config: LogConfig, now_ms: int) -> BatchHe
         header = validate(records)
     except CorruptBatch:
         return None
-    if header.attributes & _NOT_PLAIN or len(records) > config.message_bytes_max:
+    if header.attributes & _NOT_PLAIN or header.compression > LAST_COMPRESSION:
+        return None
+    if len(records) > config.message_bytes_max:
         return None
     if header.max_timestamp_ms > now_ms + config.timestamp_after_max_ms:
         return None

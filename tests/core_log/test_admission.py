@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core_log.admission import admit
+from core_log.batch_header import encode_batch
 from core_log.compression import DECOMPRESSED_BYTES_MAX
 from core_log.errors import InvalidRecord, InvalidTimestamp
 from core_log.files import MemoryFiles
@@ -101,3 +102,11 @@ def test_log_append_time(compression: Compression) -> None:
         expected = (3 * number, TIME_MS + HOUR_MS + 1000 * number)
         assert log.offset_for_timestamp(expected[1]) == log.offset_for_timestamp(expected[1] - 999) == expected
     assert log.offset_for_timestamp(TIME_MS + 2 * HOUR_MS) is None
+
+
+@pytest.mark.parametrize("code", [5, 6, 7])
+def test_a_compression_that_nobody_knows_is_refused(code: int) -> None:
+    header = validate(keyed([(b"k", b"v")]))
+    batch = encode_batch(header._replace(attributes=code), b"what nobody can read")
+    with pytest.raises(InvalidRecord, match=f"unknown compression {code}"):
+        admitted(LogConfig(), batch)

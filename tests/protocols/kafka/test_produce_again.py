@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from core_log.batch_header import encode_batch, parse_header
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.wall_clock import wall_clock_ms
 from protocols.kafka.adapter import Waiting
@@ -197,3 +198,13 @@ async def test_no_more_wait_in_a_run_than_may() -> None:
         offsets = [reply.responses[0].partition_responses[0].base_offset for reply in replies]
         assert offsets == list(range(4, 24))
         assert most == 3
+
+
+async def test_a_compression_that_nobody_knows_is_refused_alone() -> None:
+    good = batch_of([b"a"])
+    strange = encode_batch(parse_header(good)._replace(attributes=5), b"what nobody can read")
+    async with kafka_broker() as broker:
+        await broker.create_topic(TOPIC, partitions=1, config={})
+        assert (await Peer(broker).produce(TOPIC, strange)).error_code == ErrorCode.INVALID_RECORD
+        found = await in_one_read(Peer(broker), [(0, good), (0, good), (0, strange), (0, good)])
+        assert found == [(0, 0), (0, 1), (ErrorCode.INVALID_RECORD, -1), (0, 2)]
