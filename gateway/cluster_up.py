@@ -241,25 +241,24 @@ async def up(directory: Path, brokers: int | None, base_port: int | None, more: 
     """Run a cluster until SIGTERM or SIGINT; False if all brokers ended by themselves. Raises StartError."""
     with locked_data_dir(str(directory)), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         cluster = LocalCluster(directory, planned_ports(directory, brokers, base_port), more=more)
-        stopped = False
+        work = trio.CancelScope()
         async with trio.open_nursery() as nursery:
 
-            async def until_signal() -> None:
-                nonlocal stopped
-                async for _ in signals:
-                    stopped = True
-                    nursery.cancel_scope.cancel()
+            async def heed() -> None:
+                async for _ in signals:  # also what comes while it stops, which it would die of at its end
+                    work.cancel()
 
-            nursery.start_soon(until_signal)
-            try:
-                await cluster.start()
-                _show(cluster)
-                await cluster.watch()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await cluster.stop()
+            nursery.start_soon(heed)
+            with work:
+                try:
+                    await cluster.start()
+                    _show(cluster)
+                    await cluster.watch()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await cluster.stop()
             nursery.cancel_scope.cancel()
-        return stopped
+        return work.cancelled_caught
 
 
 def _show(cluster: LocalCluster) -> None:

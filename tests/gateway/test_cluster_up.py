@@ -162,6 +162,25 @@ def test_a_cluster_is_up_loses_a_broker_and_goes_on_where_it_was(tmp_path: Path)
 
 
 @needs_etcd
+def test_whoever_interrupts_it_again_while_it_stops_changes_nothing(tmp_path: Path) -> None:
+    with up(tmp_path / "c", "--brokers", "2") as one:
+        one.until(lambda line: line == "ready")
+        slow, other = one.broker(1), one.broker(2)
+        slow.suspend()
+        try:
+            one.process.send_signal(signal.SIGINT)
+            deadline = time.monotonic() + 15
+            while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            one.process.send_signal(signal.SIGINT)
+        finally:
+            slow.resume()
+        assert one.process.wait(60) == 0
+        assert one.until(lambda line: not line) == [""], "nothing more is said"
+
+
+@needs_etcd
 def test_a_broker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "c" / "broker-2").mkdir(parents=True)
     (tmp_path / "c" / "broker-2" / "catalog").mkdir()
