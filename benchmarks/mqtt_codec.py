@@ -32,7 +32,7 @@ class Outbox:
     """Takes everything."""
 
     def __init__(self) -> None:
-        self.pending_bytes = 0
+        self.pending_bytes = self.written_bytes = 0
         self.writable = True
         self.on_writable: Callable[[], None] | None = None
         self.written: list[bytes | bytearray | memoryview] = []

@@ -105,6 +105,7 @@ class SocketOutbox:
     __slots__ = (
         "_backlog", "_broken", "_dialled", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files",
         "_socket", "_tls", "_web", "dirty", "moved", "on_writable", "pending_bytes", "sends_files", "writable",
+        "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -116,7 +117,7 @@ class SocketOutbox:
         web: WebSocket | None = None,
         dialled: tuple[str, int] | None = None,
     ) -> None:
-        self.pending_bytes = 0
+        self.pending_bytes = self.written_bytes = 0
         self.writable = True
         self.on_writable: Callable[[], None] | None = None
         self._socket = sock
@@ -155,6 +156,7 @@ class SocketOutbox:
         if size and not self._broken:
             self._pieces.append(data)
             self.pending_bytes += size
+            self.written_bytes += size
             if size >= LARGE_BYTES:  # as ranges of files are
                 self._large = True
             if self.pending_bytes > self._group.limits.outbox_bytes_high:

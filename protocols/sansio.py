@@ -26,6 +26,9 @@ class Outbox(Protocol):
     pending_bytes: int
     """Bytes written but not yet taken by the kernel."""
 
+    written_bytes: int
+    """Bytes written ever, of the protocol: not what TLS and WebSockets add."""
+
     writable: bool
     """False above the high mark. A consumer with a full outbox gets no more deliveries until it has drained."""
 

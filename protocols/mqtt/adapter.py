@@ -30,7 +30,7 @@ from protocols.mqtt.adapter_retained import Retaining
 from protocols.mqtt.adapter_sessions import LastingSession, lengthen, open_session, sessions_of
 from protocols.mqtt.adapter_subscribe import Subscribing
 from protocols.mqtt.adapter_subscriptions import Subscriptions
-from protocols.mqtt.adapter_sys import system_of, written_bytes
+from protocols.mqtt.adapter_sys import system_of
 from protocols.mqtt.adapter_will import WillOfClient, prepare_will
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
@@ -457,7 +457,7 @@ class MqttAdapter:
         if self.broker.elsewhere is not None:  # of a single broker it is lost with the log, whose error says so
             self.publishing.forget_unanswered()
         self._will.leave()
-        self.traffic.bytes_sent += written_bytes(self)
+        self.traffic.bytes_sent += self.outbox.written_bytes
         session.close()
         self._forget()
 

@@ -231,7 +231,7 @@ class System:
 
     def _bytes_sent(self) -> int:
         clients = sessions_of(self._broker).clients.values()
-        return self.traffic.bytes_sent + sum(written_bytes(one) for one in clients)
+        return self.traffic.bytes_sent + sum(one.outbox.written_bytes for one in clients)
 
     def _load(self, passed_s: float) -> dict[str, str]:
         """Averages a minute, over the last 1, 5 and 15: they follow what happens as the load of a machine does."""
@@ -258,11 +258,6 @@ class System:
                     told[f"load/{name}/{minutes}min"] = f"{load:.2f}"
         self._counted = counts
         return told
-
-
-def written_bytes(adapter: MqttAdapter) -> int:
-    """What a connection was sent; outboxes that do not count say nothing."""
-    return getattr(adapter.outbox, "written_bytes", 0)
 
 
 _systems: WeakKeyDictionary[Broker, System] = WeakKeyDictionary()

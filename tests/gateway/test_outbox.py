@@ -78,6 +78,7 @@ def test_thousands_of_tiny_writes_are_one_send() -> None:
     group.flush()
     assert sock.calls == [[b"".join(b"%d," % index for index in range(5000))]]
     assert outbox.pending_bytes == 0
+    assert outbox.written_bytes == sum(len(b"%d," % index) for index in range(5000))
     assert owner.flushes == 1
     group.flush()
     assert (len(sock.calls), owner.flushes) == (1, 1), "a clean outbox is left alone"

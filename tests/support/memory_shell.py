@@ -14,7 +14,7 @@ class MemoryOutbox:
     """Keeps what was written, as the pieces they were."""
 
     def __init__(self) -> None:
-        self.pending_bytes = 0
+        self.pending_bytes = self.written_bytes = 0
         self.writable = True
         self.on_writable: Callable[[], None] | None = None
         self.pieces: list[bytes] = []
@@ -23,6 +23,7 @@ class MemoryOutbox:
         """More of it."""
         if data:
             self.pieces.append(bytes(data))
+            self.written_bytes += len(data)
 
 
 class MemoryWorld:

@@ -95,6 +95,23 @@ async def test_as_many_packets_are_counted_as_were_sent(world: World, clock: Moc
     assert values["$SYS/broker/messages/sent"][0] == str(sent)
 
 
+async def test_as_many_bytes_are_counted_as_were_sent(world: World, clock: MockClock) -> None:
+    watcher = await world.client("watcher", config=CONFIG)
+    reader = await world.client("reader", config=CONFIG)
+    await reader.subscribe(("a", 0))
+    gone = await world.client("gone", config=CONFIG)
+    await gone.subscribe(("b", 0))
+    await gone.send(publish("b", b"1" * 500), DISCONNECT)
+    await watcher.send(publish("a", b"1" * 1000))
+    await wait_all_tasks_blocked(0.001)
+    clock.jump(1.1)
+    sent = sum(client.outbox.written_bytes for client in (watcher, reader, gone))
+    assert sent > 1500
+    await wait_all_tasks_blocked(0.001)
+    await watcher.send(subscribe(1, ("$SYS/broker/bytes/+", 0)))
+    assert told(watcher)["$SYS/broker/bytes/sent"][0] == str(sent)
+
+
 async def test_only_filters_that_begin_with_it_match(world: World, clock: MockClock) -> None:
     client = await world.client("c", config=CONFIG)
     await client.send(subscribe(1, ("#", 0), ("+/broker/version", 0), ("$SYS/broker/clients/+", 0)))
