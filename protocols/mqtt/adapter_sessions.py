@@ -6,7 +6,7 @@
 2. Its subscriptions are the bindings of that queue, with their options as arguments.
 3. What is neither queue nor binding: which publishes at QoS 2 were taken and not released. Home partitions know that
    (`routing/queues/publish_numbers.py`); as long as the broker lives it is remembered here as well, for what goes to
-   queues and topics without such a memory, unless the client was connected elsewhere meanwhile.
+   queues and topics without such a memory, and told the broker where the client connects next.
 4. In a cluster each connection of a session that lasts has an epoch (`routing/cluster/clients/clients_elsewhere.py`).
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -24,6 +25,7 @@ from protocols.mqtt.takeovers import Takeovers
 from protocols.mqtt.topics import compiled
 from routing.cluster.clients.clients_elsewhere import FIRST
 from routing.errors import BrokerError, NotFound
+from routing.queues.publish_numbers import decode_numbers, encode_numbers
 from routing.queues.queue import Queue
 from routing.queues.settings import EXPIRY_MS_MAX
 
@@ -76,24 +78,35 @@ class Sessions:
         """Have no other broker have a client that connects; False: another has it now."""
         elsewhere = adapter.broker.elsewhere
         vhost, client_id = adapter.config.virtual_host, adapter.connect.client_id
-        return elsewhere is None or await elsewhere.take_over("mqtt", vhost, client_id)
+        if elsewhere is None:
+            return True
+        told = await elsewhere.take_over("mqtt", vhost, client_id)
+        for epoch, ids in chain.from_iterable(map(decode_numbers, told or ())):
+            known = self.taken.get(client_id)
+            if known is None or known.epoch < epoch:
+                known = self.taken[client_id] = TakenIds(ids)
+                known.epoch = epoch
+        return told is not None
 
-    async def _give_up(self, vhost: str, client_id: str, beaten: bool) -> bool:
-        """A client connects to another broker. What is here of it ends, unless it has just begun and wins."""
+    async def _give_up(self, vhost: str, client_id: str, beaten: bool) -> bytes | None:
+        """A client connects to another broker, which is told what was taken. What is here of it ends, unless it has
+        just begun and wins.
+        """
         there, broker = self.clients.get(client_id), self._broker()
         if there is not None and there.config.virtual_host == vhost:
             if not there.has_begun and not beaten:
-                return False
+                return None
             there.taken_over("another broker")
             with suppress(BrokerError):
                 await there.until_left()
         position = self._left.pop(client_id, None)
         if position and broker is not None and broker.elsewhere is not None:
             await broker.elsewhere.reached(position)
-        # What was taken is known where it lies; what is remembered here may be out of date when the client is back.
-        if client_id not in self.clients:
-            self.taken.pop(client_id, None)
-        return True
+        if client_id in self.clients:
+            return b""
+        # What is remembered here may be out of date when the client is back.
+        taken = self.taken.pop(client_id, None)
+        return encode_numbers([(taken.epoch, sorted(taken))]) if taken else b""
 
     def taken_before(self, client_id: str, epoch: int) -> TakenIds:
         """What is known to a connection of what was taken over earlier ones: nothing if there was one elsewhere."""

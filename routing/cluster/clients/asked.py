@@ -59,6 +59,8 @@ class TakeOver(msgspec.Struct, array_like=True, tag="take over"):
     vhost: bytes
     name: bytes
     broker: int
+    tell: bool = False
+    """Whether who asks takes more than yes and no for an answer: brokers of before did not."""
 
 
 Question = AskRetained | AskRetainedOperation | AskAllTold | AskOperation | AskBegin | TakeOver

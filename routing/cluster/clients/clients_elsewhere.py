@@ -41,11 +41,11 @@ FIRST = 1
 """The epoch of the first connection of a client, which its queue's home need not be told of."""
 
 Position = list[tuple["PartitionLog", int]]
-GiveUp = Callable[[str, str, bool], Awaitable[bool]]
-"""Ends what is here of a client, by virtual host and name; with True also a connection that has only begun. Whether
-there is none any more."""
+GiveUp = Callable[[str, str, bool], Awaitable[bytes | None]]
+"""Ends what is here of a client, by virtual host and name; with True also a connection that has only begun. What the
+protocol tells whoever has it now (b"": nothing), or None: it is here."""
 
-_verdicts = msgspec.msgpack.Decoder(bool)
+_verdicts = msgspec.msgpack.Decoder(bool | bytes)
 _begun = msgspec.msgpack.Decoder(tuple[int, list[int]])
 
 
@@ -77,11 +77,12 @@ class ClientsElsewhere:
 
     # ---- who has a client
 
-    async def take_over(self, protocol: str, vhost: str, name: str) -> bool:
-        """Have no other broker have a client; False: another has it now."""
+    async def take_over(self, protocol: str, vhost: str, name: str) -> list[bytes] | None:
+        """Have no other broker have a client: what they tell of it. None: another has it now."""
         me = self._engine.cluster.broker_id
-        answered = await self.ask_others(TakeOver(protocol, name_of(vhost), name_of(name), me))
-        return all(map(_verdicts.decode, answered.answers))
+        answered = await self.ask_others(TakeOver(protocol, name_of(vhost), name_of(name), me, tell=True))
+        verdicts = [_verdicts.decode(one) for one in answered.answers]
+        return None if False in verdicts else [one for one in verdicts if isinstance(one, bytes)]
 
     async def ask_others(self, question: Any, patience_s: float = _PATIENCE_S) -> Answered:
         """Ask all other brokers at once: the answers of those that are there and answer in time."""
@@ -117,13 +118,14 @@ class ClientsElsewhere:
                 await trio.sleep(_RETRY_S)
         return None
 
-    async def give_up(self, question: TakeOver) -> bool:
+    async def give_up(self, question: TakeOver) -> bool | bytes:
         """What another broker is answered."""
         found = self.give_ups.get(question.protocol)
         if found is None:
             return True
         beaten = question.broker > self._engine.cluster.broker_id
-        return await found(text(question.vhost), text(question.name), beaten)
+        told = await found(text(question.vhost), text(question.name), beaten)
+        return told if told and question.tell else told is not None
 
     async def consume(self, session: Session, queue_name: str) -> Consumer:
         """Be the exclusive consumer of a client's queue, as soon as its leader knows that nobody else is. Raises as

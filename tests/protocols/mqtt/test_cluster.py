@@ -20,7 +20,7 @@ from paho.mqtt.properties import Properties
 
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
-from tests.protocols.mqtt.wire import connect
+from tests.protocols.mqtt.wire import connect, publish
 from tests.support.cluster import ClusterProcesses, cluster_processes
 
 PATIENCE_S = 20.0
@@ -161,6 +161,30 @@ def test_a_session_is_taken_over_by_another_broker(cluster: ClusterProcesses) ->
         watcher.subscribe("gone/mover")
         assert watcher.silent()
     with Device(cluster, 1, "mover", clean=True):
+        pass
+
+
+def test_what_is_said_again_at_another_broker_comes_once_to_who_has_no_session(cluster: ClusterProcesses) -> None:
+    """[MQTT-4.3.3-10] Queues that end with their broker, and topics, have no numbers of publishes as homes have."""
+    with ExitStack() as stack:
+        readers = [stack.enter_context(Device(cluster, number, f"once-{number}")) for number in cluster.brokers]
+        for reader in readers:
+            reader.subscribe("once", 2)
+        for number, lost in ((1, False), (2, True), (3, False)):
+            broker = cluster.brokers[number]
+            said = stack.enter_context(socket.create_connection((broker.host, broker.mqtt_port), timeout=PATIENCE_S))
+            said.sendall(connect("once", clean=False))
+            assert said.recv(4) == (CONNACK if number == 1 else b"\x20\2\1\0")
+            for one in range(max(number - 1, 1), number + 1):
+                said.sendall(publish("once", b"%d" % one, qos=2, packet_id=one, dup=one < number))
+                assert said.recv(4) == bytes((0x50, 2, 0, one))
+            if lost:
+                said.close()
+        for reader in readers:
+            assert [reader.next()[1] for _ in range(3)] == [b"1", b"2", b"3"]
+        said.sendall(publish("once", b"end", qos=2, packet_id=9))
+        assert [reader.next()[1] for reader in readers] == [b"end"] * 3
+    with Device(cluster, 1, "once", clean=True):
         pass
 
 
