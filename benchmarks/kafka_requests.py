@@ -34,7 +34,7 @@ REQUESTS, RUNS, VERSION = 1000, 40, 7
 class Nowhere:
     """See `protocols.sansio.Outbox`."""
 
-    pending_bytes = 0
+    pending_bytes = written_bytes = 0
     writable = True
     on_writable: Callable[[], None] | None = None
     sends_files = False
