@@ -8,7 +8,8 @@
    time of all its records. Both lie under the CRC, which is made anew.
 5. With a `compression` but "producer" a batch that comes with another one is compressed anew, as a whole: its records
    are not looked at. What is large stays as it came.
-6. A compression that nobody knows is refused: whoever reads the batch could go no further.
+6. A compression that nobody knows is refused: whoever reads the batch could go no further. So are more or fewer offsets
+   than there are records, and times that claim to be the broker's, as Kafka does.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ def admit(config: LogConfig, headers: Sequence[BatchHeader], batches: Sequence[B
     for header in headers:
         if header.compression > LAST_COMPRESSION:
             raise InvalidRecord(f"unknown compression {header.compression}")
+        if header.last_offset_delta + 1 != header.record_count:
+            raise InvalidRecord(f"{header.record_count} records and {header.last_offset_delta + 1} offsets")
+        if header.attributes & TIMESTAMP_TYPE_BIT:
+            raise InvalidTimestamp("times are a producer's; the topic says whether they become the broker's")
     if config.compacts:
         for header, batch in zip(headers, batches, strict=True):
             _require_keys(header, bytes(batch))

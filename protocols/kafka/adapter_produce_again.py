@@ -19,7 +19,15 @@ from itertools import islice
 from struct import Struct, error
 from typing import TYPE_CHECKING
 
-from core_log.batch_header import CONTROL_BIT, HEADER_BYTES, TRANSACTIONAL_BIT, BatchHeader, size_of, validate
+from core_log.batch_header import (
+    CONTROL_BIT,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    size_of,
+    validate,
+)
 from core_log.compression import LAST_COMPRESSION
 from core_log.errors import CorruptBatch, LogError
 from core_log.log_config import LogConfig
@@ -44,7 +52,7 @@ _CORRELATION_AT, _CLIENT_AT = 4, 8
 _SAMPLE_INDEX, _SAMPLE_BASE, _SAMPLE_TIME, _SAMPLE_START = 0x51525354, *(0x6162636465666768 + i for i in range(3))
 _NO_TAGS = b"\0\0\0"
 """Behind the records of a flexible version: those of the partition, of the topic and of the request."""
-_NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT
+_NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT | TIMESTAMP_TYPE_BIT
 
 
 class Run:
@@ -301,7 +309,7 @@ def _plain_header(records: BytesLike, config: LogConfig, now_ms: int) -> BatchHe
         return None
     if header.attributes & _NOT_PLAIN or header.compression > LAST_COMPRESSION:
         return None
-    if len(records) > config.message_bytes_max:
+    if header.last_offset_delta + 1 != header.record_count or len(records) > config.message_bytes_max:
         return None
     if header.max_timestamp_ms > now_ms + config.timestamp_after_max_ms:
         return None

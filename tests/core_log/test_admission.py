@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core_log.admission import admit
-from core_log.batch_header import encode_batch
+from core_log.batch_header import HEADER_BYTES, TIMESTAMP_TYPE_BIT, encode_batch
 from core_log.compression import DECOMPRESSED_BYTES_MAX
 from core_log.errors import InvalidRecord, InvalidTimestamp
 from core_log.files import MemoryFiles
@@ -110,3 +110,16 @@ def test_a_compression_that_nobody_knows_is_refused(code: int) -> None:
     batch = encode_batch(header._replace(attributes=code), b"what nobody can read")
     with pytest.raises(InvalidRecord, match=f"unknown compression {code}"):
         admitted(LogConfig(), batch)
+
+
+@pytest.mark.parametrize("stamps", [False, True])
+def test_offsets_without_records_and_times_of_the_broker_are_no_producers(stamps: bool) -> None:
+    config = LogConfig(timestamp_type="LogAppendTime" if stamps else "CreateTime")
+    batch = keyed([(b"k", b"v"), (b"k", b"w")])
+    header, records = validate(batch), batch[HEADER_BYTES:]
+    for count, delta in ((2, 2), (1, 1)):
+        wrong = encode_batch(header._replace(record_count=count, last_offset_delta=delta), records)
+        with pytest.raises(InvalidRecord, match=f"{count} records and {delta + 1} offsets"):
+            admitted(config, wrong)
+    with pytest.raises(InvalidTimestamp):
+        admitted(config, encode_batch(header._replace(attributes=TIMESTAMP_TYPE_BIT), records))

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from core_log.batch_header import encode_batch, parse_header
+from core_log.batch_header import HEADER_BYTES, TIMESTAMP_TYPE_BIT, encode_batch, parse_header
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.wall_clock import wall_clock_ms
 from protocols.kafka.adapter import Waiting
@@ -200,11 +200,19 @@ async def test_no_more_wait_in_a_run_than_may() -> None:
         assert most == 3
 
 
-async def test_a_compression_that_nobody_knows_is_refused_alone() -> None:
+@pytest.mark.parametrize(
+    ("strange", "code"),
+    [
+        pytest.param({"attributes": 5}, ErrorCode.INVALID_RECORD, id="a compression that nobody knows"),
+        pytest.param({"last_offset_delta": 1}, ErrorCode.INVALID_RECORD, id="an offset without a record"),
+        pytest.param({"attributes": TIMESTAMP_TYPE_BIT}, ErrorCode.INVALID_TIMESTAMP, id="times of the broker"),
+    ],
+)
+async def test_what_no_producer_may_send_is_refused_alone(strange: dict[str, int], code: ErrorCode) -> None:
     good = batch_of([b"a"])
-    strange = encode_batch(parse_header(good)._replace(attributes=5), b"what nobody can read")
+    bad = encode_batch(parse_header(good)._replace(**strange), good[HEADER_BYTES:])
     async with kafka_broker() as broker:
         await broker.create_topic(TOPIC, partitions=1, config={})
-        assert (await Peer(broker).produce(TOPIC, strange)).error_code == ErrorCode.INVALID_RECORD
-        found = await in_one_read(Peer(broker), [(0, good), (0, good), (0, strange), (0, good)])
-        assert found == [(0, 0), (0, 1), (ErrorCode.INVALID_RECORD, -1), (0, 2)]
+        assert (await Peer(broker).produce(TOPIC, bad)).error_code == code
+        found = await in_one_read(Peer(broker), [(0, good), (0, good), (0, bad), (0, good)])
+        assert found == [(0, 0), (0, 1), (code, -1), (0, 2)]
