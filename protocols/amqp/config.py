@@ -35,8 +35,8 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     close_timeout_s: Seconds = 5.0
     """How long to wait for `connection.close-ok` before the transport is closed anyway."""
 
-    message_bytes_max: Bytes = 128 * 1024 * 1024
-    """The largest message body; `engine.message_bytes_max` holds as well."""
+    message_bytes_max: Bytes = 16 * 1024 * 1024
+    """The largest body that a client may publish, as in RabbitMQ 4; `engine.message_bytes_max` holds as well."""
 
     unfinished_bytes_max: Bytes = 256 * 1024 * 1024
     """What a connection may have sent of messages that are not complete, all channels together."""

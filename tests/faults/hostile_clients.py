@@ -109,7 +109,7 @@ def endless_contents(port: int, chance: random.Random) -> None:
     piece = bytes(100_000)
     for channel in range(1, 51):
         hostile.call(channel, m.BasicPublish(routing_key="hostile"))
-        header = b"\0\x3c\0\0" + (100 << 20).to_bytes(8, "big") + b"\0\0"
+        header = b"\0\x3c\0\0" + (15 << 20).to_bytes(8, "big") + b"\0\0"
         hostile.send(b"\2" + channel.to_bytes(2, "big") + len(header).to_bytes(4, "big") + header + b"\xce")
     for _ in range(4):
         for channel in range(1, 51):
