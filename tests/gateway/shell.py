@@ -70,7 +70,9 @@ class Room:
         self.free_for_little.set()
 
     async def wait_for_room(self, *, little: bool = False) -> None:
-        await (self.free_for_little if little else self.free).wait()
+        free = self.free_for_little if little else self.free
+        if not free.is_set():  # else nobody is to have a turn between
+            await free.wait()
 
 
 class Door:
