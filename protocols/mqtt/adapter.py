@@ -288,7 +288,8 @@ class MqttAdapter:
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
         session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
         subscriptions = Subscriptions()
-        self.inflight = Inflight(self, session, lasting, min(config.inflight_messages_max, connect.receive_maximum))
+        inflight_max = config.bridge_inflight_messages_max if connect.is_bridge else connect.receive_maximum
+        self.inflight = Inflight(self, session, lasting, min(config.inflight_messages_max, inflight_max))
         self.publishing = Publishing(self, session, lasting, rewriting)
         self.confirm = self.publishing.confirm
         self.delivering = Delivering(self, session, subscriptions, self.inflight)

@@ -30,6 +30,10 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 8192
     """Most messages at QoS 1 and 2 sent to a client and not yet acknowledged by it; in a session that lasts 32,767."""
 
+    bridge_inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 20
+    """The same for Mosquitto's bridges of MQTT 3.1 and 3.1.1, which cannot say how many they take, and close the
+    connection over more than their `max_inflight_messages`, by default 20."""
+
     receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 65_535
     """Most messages at QoS 1 and 2 that a client of MQTT 5 may have published and not yet seen the end of."""
 

@@ -145,6 +145,16 @@ async def test_inflight_limit_and_acknowledgements_in_any_order(world: World) ->
     assert [packet_id for _, _, packet_id, _ in subscriber.take_deliveries()] == list(range(14, 24))
 
 
+async def test_a_bridge_is_sent_no_more_than_it_takes(world: World) -> None:
+    """Mosquitto's close the connection over more than their `max_inflight_messages`, 20 by default, each time again."""
+    bridge = await world.client("bridge", level=0x84)
+    await bridge.subscribe(("t", 1))
+    await (await world.client("p")).send(numbered(1, 0, 40))
+    assert [packet_id for _, _, packet_id, _ in bridge.take_deliveries()] == list(range(1, 21))
+    await bridge.acknowledge(1, 2)
+    assert [packet_id for _, _, packet_id, _ in bridge.take_deliveries()] == [21, 22]
+
+
 async def test_mqtt_2_3_1_4_identifiers_wrap_round_one_that_is_never_acknowledged(world: World) -> None:
     subscriber = await world.client("s", config=MqttConfig(inflight_messages_max=60_000))
     publisher = await world.client("p")
