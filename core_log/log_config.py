@@ -46,7 +46,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """After so many syncs in a row of little a file is given room ahead (`core_log/room_ahead.py`), -1: never."""
     room_bytes_min: int = 64 << 10
     """So much, or as much as it has."""
-    cleanup_policy: Literal["delete", "compact", "compact,delete"] = "delete"
+    cleanup_policy: Literal["delete", "compact", "compact,delete", "delete,compact"] = "delete"
     """What goes: what is too old or too much, what a later record of the same key stands for, or both."""
     delete_retention_ms: int = 86_400_000
     """Tombstones (records of a key without a value) stay so long after what was before them has been compacted."""

@@ -95,12 +95,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     KEY_INDEX: ("key_index", {"true": True, "false": False}),
     _POLICY: (
         "cleanup_policy",
-        {
-            "delete": "delete",
-            "compact": "compact",
-            "compact,delete": "compact,delete",
-            "delete,compact": "compact,delete",
-        },
+        {text: text for text in ("delete", "compact", "compact,delete", "delete,compact")},
     ),
 }
 

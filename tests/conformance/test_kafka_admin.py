@@ -111,7 +111,7 @@ def test_confluent_configurations(confluent: Any) -> None:
     changed = admin.ConfigResource(admin.ResourceType.TOPIC, "cconf", incremental_configs=[entry])
     results(confluent.incremental_alter_configs([changed]))
     (found,) = results(confluent.describe_configs([topic]))
-    assert found["cleanup.policy"].value == "compact,delete"
+    assert found["cleanup.policy"].value == "delete,compact"
     whole = admin.ConfigResource(admin.ResourceType.TOPIC, "cconf", set_config={"segment.bytes": "65536"})
     with pytest.warns(DeprecationWarning, match="alter_configs"):
         results(confluent.alter_configs([whole]))

@@ -278,9 +278,12 @@ async def test_a_list_is_added_to_and_taken_from() -> None:
             found: str = (await settings(peer, "t"))["cleanup.policy"].value
             return found
 
-        assert await then(APPEND, "compact") == "compact,delete"
+        assert await then(APPEND, "compact") == "delete,compact"
         assert log_of(broker).config.compacts
         assert await then(SUBTRACT, "delete") == "compact"
+        for said in ("compact,delete", "delete, compact"):  # told as it was said: tools would set it for ever otherwise
+            assert await then(SET, said) == said.replace(" ", "")
+            assert (log_of(broker).config.compacts, log_of(broker).config.deletes) == (True, True)
         assert await then(DELETE, None) == "delete"
         assert not log_of(broker).config.compacts
 
