@@ -22,7 +22,7 @@ from routing.administration.listed import listed
 from routing.administration.messages import Encoded, bytes_of
 from routing.administration.operations import OPERATIONS, Operation, operation, plain, table
 from routing.administration.shown import BODY_BYTES, shown_bytes
-from routing.topics.topic_config import KEY_INDEX
+from routing.topics.topic_config import KEY_INDEX, is_true
 from routing.version import OWN_VERSION
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ async def find_messages(
     found: list[ConsumerRecord] = []
     complete = False
     known, wanted = asked.door.broker.topics, _bytes(key) or b""
-    indexed = {name for name in known if known[name].config.get(KEY_INDEX) == "true"}
+    indexed = {name for name in known if is_true(KEY_INDEX, known[name].config.get(KEY_INDEX, "false"))}
     async with asked.client() as client:
         with trio.move_on_after(asked.config.http.operation_timeout_ms * _SHARE / 1000):
             names = [topic] if topic else sorted(await client.list_topics())

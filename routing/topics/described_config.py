@@ -248,7 +248,8 @@ def describe(
     for name, (kind, broker_name, text) in _FIXED_TEXTS.items():
         found.append(_described(name, kind, broker_name, text, said, *(FIXED[name],) * 3))
     for name, (kind, broker_name, default, text) in _NOTED.items():
-        found.append(_described(name, kind, broker_name, text, said, said.get(name, default), default, default))
+        own = said.get(name, default).strip().lower()
+        found.append(_described(name, kind, broker_name, text, said, own, default, default))
     for name in THROTTLED:
         found.append(_described(name, "list", name, _THROTTLED_TEXT, said, said.get(name, ""), "", ""))
     for name, kind, text, *values in (

@@ -82,7 +82,8 @@ FACTOR, _MINIMUM = "replication.factor", "min.insync.replicas"
 _UNCLEAN = ("unclean.leader.election", "unclean.leader.election.enable")
 FACTOR_DEFAULT = 3
 _FACTOR_MAX = 1_000
-_CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
+_BOOLEANS = {DELAYS: "delays", EXPIRY: "expires", KEY_INDEX: "key_index"}
+_CHOICES: dict[str, tuple[str, dict[str, str]]] = {
     "fsync": ("fsync", {text: text for text in ("commit", "interval", "never")}),
     "message.timestamp.type": ("timestamp_type", {text: text for text in ("CreateTime", "LogAppendTime")}),
     _LAG_ACTION: ("max_lag_action", {text: text for text in ("alert", "skip", "dead-letter")}),
@@ -90,9 +91,6 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
         "compression",
         {text: text for text in ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")},
     ),
-    DELAYS: ("delays", {"true": True, "false": False}),
-    EXPIRY: ("expires", {"true": True, "false": False}),
-    KEY_INDEX: ("key_index", {"true": True, "false": False}),
     _POLICY: (
         "cleanup_policy",
         {text: text for text in ("delete", "compact", "compact,delete", "delete,compact")},
@@ -100,8 +98,8 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
 }
 
 KNOWN = frozenset([
-    *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _LAG_GROUPS, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR, _MINIMUM,
-    *_UNCLEAN, *FIXED, *NOTED, *THROTTLED, _PREALLOCATE,
+    *_BOOLEANS, *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _LAG_GROUPS, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR,
+    _MINIMUM, *_UNCLEAN, *FIXED, *NOTED, *THROTTLED, _PREALLOCATE,
 ])  # fmt: skip
 """All names."""
 
@@ -142,6 +140,8 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
             if chosen is None:
                 raise InvalidConfig(f"topic config {name}={text!r} is none of {', '.join(choices)}")
             settings[field] = chosen
+        elif name in _BOOLEANS:
+            settings[_BOOLEANS[name]] = is_true(name, text)
         elif name == _RATIO:
             settings["dirty_ratio_min"] = _ratio(name, text)
         elif name in _INTEGERS:
@@ -158,14 +158,14 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name == SPLIT_STATE:
             settings["split_from"], settings["split_since_ms"] = _split_state(text)
         elif name in FIXED:
-            if text != FIXED[name]:
+            if is_true(name, text):
                 raise InvalidConfig(f"topic config {name}={text!r}: it is always {FIXED[name]!r}")
         elif name in NOTED:
             _integer(name, text, *NOTED[name])
             if name in _FLUSHES and config.get("fsync", "commit") != "commit":
                 raise InvalidConfig(f"topic config {name} wants fsync='commit', which syncs before it promises")
         elif name == _PREALLOCATE:
-            _require_boolean(name, text)
+            is_true(name, text)
         elif name in THROTTLED:
             if not _THROTTLED_NAMES.fullmatch(text.replace(" ", "")):
                 raise InvalidConfig(f"topic config {name}={text!r} is neither '*' nor PARTITION:BROKER,...")
@@ -214,20 +214,21 @@ class Replication(NamedTuple):
 
 def replication(config: Mapping[str, str]) -> Replication:
     """What a topic's configuration says of its replicas. Raises InvalidConfig."""
-    said = {name: config[name] for name in _UNCLEAN if name in config}
-    for name, text in said.items():
-        _require_boolean(name, text)
+    said = [is_true(name, config[name]) for name in _UNCLEAN if name in config]
     asked = _integer(FACTOR, config[FACTOR], 1, _FACTOR_MAX) if FACTOR in config else 0
     factor = asked or FACTOR_DEFAULT
     minimum = 2 if factor >= FACTOR_DEFAULT else 1
     if _MINIMUM in config:
         minimum = _integer(_MINIMUM, config[_MINIMUM], 1, factor)
-    return Replication(factor, minimum, asked, "true" in said.values())
+    return Replication(factor, minimum, asked, any(said))
 
 
-def _require_boolean(name: str, text: str) -> None:
-    if text not in ("true", "false"):
+def is_true(name: str, text: str) -> bool:
+    """A setting that is true or false, in letters of any case, as in Kafka. Raises InvalidConfig for all else."""
+    said = text.strip().lower()
+    if said not in ("true", "false"):
         raise InvalidConfig(f"topic config {name}={text!r} is neither 'true' nor 'false'")
+    return said == "true"
 
 
 def _delays_ms(text: str) -> list[int]:

@@ -267,6 +267,24 @@ async def test_what_is_altered_counts_at_once_and_after_a_restart() -> None:
         assert log_of(broker).config.segment_ms == 77
 
 
+async def test_true_and_false_may_have_large_letters() -> None:
+    said = {
+        "unclean.leader.election.enable": "True",
+        "preallocate": "TRUE",
+        "millrace.delay.enable": " True",
+        "millrace.expiry.enable": "False",
+        "remote.storage.enable": "FALSE",
+    }
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", config=said)
+        found = {name: one.value for name, one in (await settings(Peer(broker), "t")).items() if name in said}
+        assert found == {name: text.strip().lower() for name, text in said.items()}
+        assert (log_of(broker).config.delays, log_of(broker).config.expires) == (True, False)
+        for value in ("yes", "1", ""):
+            refused = await change(Peer(broker), ("millrace.delay.enable", SET, value))
+            assert refused.error_code == ErrorCode.INVALID_CONFIG
+
+
 async def test_a_list_is_added_to_and_taken_from() -> None:
     async with kafka_broker() as broker:
         await broker.create_topic("t")
