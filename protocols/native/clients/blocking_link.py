@@ -16,6 +16,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
+from errno import ETIMEDOUT
 from ssl import SSLCertVerificationError, SSLContext
 from threading import get_ident
 from typing import Any, TypeVar
@@ -277,7 +278,9 @@ class BlockingLink:
             connection.settimeout(max(min(left_s, _LOOK_S), 0.001))
             try:
                 count = connection.recv_into(view[filled:])
-            except TimeoutError:
+            except TimeoutError as error:
+                if error.errno == ETIMEDOUT:  # the kernel says it, once, and then that the connection has ended
+                    raise ConnectionResetError("nothing was heard of the broker") from None
                 if left_s <= _LOOK_S:
                     raise
                 if self._is_gone():

@@ -21,7 +21,8 @@ def silence_s(timeout_s: float) -> float:
 
 def end_when_silent(sock: socket.socket | trio.socket.SocketType, timeout_s: float) -> None:
     """Have the kernel end a connection of whose other side it hears nothing for `silence_s`, though it sent something;
-    where there is nothing to send it asks. A broker that takes its time is heard of all the same: its kernel answers.
+    where there is nothing to send it asks. A broker that takes its time is heard of all the same: its kernel answers,
+    as long as it has room for what is sent. One that reads nothing for so long counts as gone.
     Systems other than Linux only ask, and while something is sent wait for as long as they do.
     """
     silent_s = silence_s(timeout_s)

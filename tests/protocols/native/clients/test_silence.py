@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 
 import pytest
 import trio
@@ -45,6 +46,18 @@ async def test_the_kernel_ends_what_is_silent() -> None:
         blocking = BlockingLink([address], BlockingTerms(TIMEOUT_S, "", None, None, 0))
         check(await trio.to_thread.run_sync(blocking.connected))
         blocking.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say it")
+def test_who_hears_nothing_says_so_and_not_that_the_broker_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_connection(silent.getsockname()) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 300)
+        sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            sock.sendall(bytes(16 << 20))
+        link = BlockingLink([silent.getsockname()], BlockingTerms(TIMEOUT_S, "", None, None, 0))
+        with pytest.raises(ConnectionResetError, match="nothing was heard of the broker"):
+            link._read(sock, 4, time.monotonic() + TIMEOUT_S)
 
 
 async def test_who_is_not_answered_says_so() -> None:
