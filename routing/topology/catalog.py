@@ -20,6 +20,7 @@ import msgpack
 
 from core_log.errors import BatchTooLarge, Conflict
 from core_log.metadata.store import Guard, MetadataEntry, MetadataStore, Put
+from routing.errors import InvalidArgument
 from routing.topology.entries import Entry, Key
 from routing.topology.queue_ids import OwnQueueIds, QueueIds, SharedQueueIds
 
@@ -40,6 +41,8 @@ _DECIMAL = 1
 
 
 def _extend(value: Any) -> Any:
+    if isinstance(value, int):  # which JSON may have; kept as text it would be no setting, and nothing would start
+        raise InvalidArgument("a number has over 64 bits")
     return msgpack.ExtType(_DECIMAL, str(value).encode()) if isinstance(value, Decimal) else str(value)
 
 
