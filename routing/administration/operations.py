@@ -104,7 +104,12 @@ def checked(name: str, found: Operation, arguments: Mapping[str, Any]) -> dict[s
         given = msgspec.convert(arguments, found.arguments)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{name}: {error}") from None
-    return {field: getattr(given, field) for field in given.__struct_fields__}
+    fields = {field: getattr(given, field) for field in given.__struct_fields__}
+    try:
+        msgspec.msgpack.encode([value for value in fields.values() if isinstance(value, dict)])
+    except (OverflowError, RecursionError):  # JSON may have what no answer at the native door could tell
+        raise InvalidArgument(f"{name}: a number has over 64 bits, or too much is nested") from None
+    return fields
 
 
 def require_tag(broker: Broker, user: str, what: str, tags: tuple[str, ...]) -> None:

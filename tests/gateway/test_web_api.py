@@ -62,6 +62,7 @@ def test_operations_are_those_of_the_broker(api: Api) -> None:
     for arguments in ({"x-max-length": 1 << 64}, {"mine": [-(1 << 64)]}):  # the catalog would keep them as text
         assert refusal(api, "queues.add", name="large", arguments=arguments) == (400, "INVALID_ARGUMENT")
         assert refusal(api, "exchanges.add", name="large", arguments=arguments) == (400, "INVALID_ARGUMENT")
+        assert refusal(api, "queues.add", name="q", durable=False, arguments=arguments) == (400, "INVALID_ARGUMENT")
     assert refusal(api, "queues.describe", name="large") == (404, "NOT_FOUND")
     assert refusal(api, "policies.set", name="p", pattern="", definition={"max-length": 1 << 64})[0] == 400
     assert refusal(api, "queues.describe", name="nobody") == (404, "NOT_FOUND")
