@@ -26,12 +26,13 @@ from core_log.batch_header import (
     parse_header,
 )
 from core_log.compaction.records import payload, read_keys
-from core_log.compression import DECOMPRESSED_BYTES_MAX, LAST_COMPRESSION, Compression, compress, decompress
+from core_log.compression import DECOMPRESSED_BYTES_MAX, Compression, compress, decompress
 from core_log.errors import InvalidRecord, InvalidTimestamp
 from core_log.expiry import require_deadlines
 from core_log.files import BytesLike
 from core_log.log_config import LogConfig
 
+_LAST_COMPRESSION = int(max(Compression))
 _COMPRESSED_ANEW_BYTES_MAX = 4 << 20
 """What is larger stays as it came: gzip takes 20 ms for a mebibyte of what does not compress, and others wait."""
 
@@ -47,12 +48,7 @@ class Admitted(NamedTuple):
 def admit(config: LogConfig, headers: Sequence[BatchHeader], batches: Sequence[BytesLike], now_ms: int) -> Admitted:
     """What is to be appended of validated batches. Raises InvalidRecord, InvalidTimestamp, CorruptBatch."""
     for header in headers:
-        if header.compression > LAST_COMPRESSION:
-            raise InvalidRecord(f"unknown compression {header.compression}")
-        if header.last_offset_delta + 1 != header.record_count:
-            raise InvalidRecord(f"{header.record_count} records and {header.last_offset_delta + 1} offsets")
-        if header.attributes & TIMESTAMP_TYPE_BIT:
-            raise InvalidTimestamp("times are a producer's; the topic says whether they become the broker's")
+        require_a_producers(header)
     if config.compacts:
         for header, batch in zip(headers, batches, strict=True):
             _require_keys(header, bytes(batch))
@@ -69,6 +65,16 @@ def admit(config: LogConfig, headers: Sequence[BatchHeader], batches: Sequence[B
     if stamps:
         batches = [_stamped(header, batch, now_ms) for header, batch in zip(headers, batches, strict=True)]
     return Admitted(headers, batches, now_ms if stamps else -1)
+
+
+def require_a_producers(header: BatchHeader) -> None:
+    """Rule 6. Raises InvalidRecord, InvalidTimestamp."""
+    if header.compression > _LAST_COMPRESSION:
+        raise InvalidRecord(f"unknown compression {header.compression}")
+    if header.last_offset_delta + 1 != header.record_count:
+        raise InvalidRecord(f"{header.record_count} records and {header.last_offset_delta + 1} offsets")
+    if header.attributes & TIMESTAMP_TYPE_BIT:
+        raise InvalidTimestamp("times are a producer's; the topic says whether they become the broker's")
 
 
 def _require_times(config: LogConfig, headers: Sequence[BatchHeader], now_ms: int) -> None:

@@ -39,10 +39,6 @@ class Compression(IntEnum):
     ZSTD = 4
 
 
-LAST_COMPRESSION = int(max(Compression))
-"""What has a code above this cannot be read."""
-
-
 def compress(compression: Compression, data: bytes) -> bytes:
     """`data` compressed as the records of a batch are."""
     if compression is Compression.GZIP:

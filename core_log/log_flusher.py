@@ -29,14 +29,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 from core_log.errors import LogUnavailable
-from core_log.flush_job import FlushJob, execute
+from core_log.flush_job import FlushJob, execute, execute_all
 from core_log.kernel_sync import KernelSync
 from core_log.replacement import Replacement
 from core_log.tail_cache import TailBudget
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
 
 THREADS_MAX = 4
-_CLOSING_THREADS = 8
-"""A disk that syncs 3,000 new files in 3.6 s one after the other takes 0.8 s with 4 threads, as with 16."""
 _HERE_BYTES_MAX = 256 << 10
 """What is written on the event loop at once: about 20 us. More is worth a thread."""
 _SLOW_SYNC_S, _SLOW_WRITE_S, _SLOW_PAUSE_S = 0.05, 0.02, 1.0
@@ -485,18 +483,4 @@ class LogFlusher:
             log.close()  # what is left: what listeners appended, and what the disk refused
 
     def _execute_all(self, jobs: Sequence[FlushJob]) -> None:
-        left = iter(jobs)
-
-        def work() -> None:
-            for job in left:  # whoever comes to it
-                self.execute(job)
-
-        with ExitStack() as threads:
-            for _ in range(min(_CLOSING_THREADS, len(jobs)) - 1):
-                thread = threading.Thread(target=work, name="log-closer", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    break
-                threads.callback(thread.join)
-            work()
+        execute_all(jobs, self.execute)

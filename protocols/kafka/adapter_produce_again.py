@@ -19,17 +19,9 @@ from itertools import islice
 from struct import Struct, error
 from typing import TYPE_CHECKING
 
-from core_log.batch_header import (
-    CONTROL_BIT,
-    HEADER_BYTES,
-    TIMESTAMP_TYPE_BIT,
-    TRANSACTIONAL_BIT,
-    BatchHeader,
-    size_of,
-    validate,
-)
-from core_log.compression import LAST_COMPRESSION
-from core_log.errors import CorruptBatch, LogError
+from core_log.admission import require_a_producers
+from core_log.batch_header import CONTROL_BIT, HEADER_BYTES, TRANSACTIONAL_BIT, BatchHeader, size_of, validate
+from core_log.errors import LogError
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
 from core_log.producer_states import follows
@@ -52,7 +44,7 @@ _CORRELATION_AT, _CLIENT_AT = 4, 8
 _SAMPLE_INDEX, _SAMPLE_BASE, _SAMPLE_TIME, _SAMPLE_START = 0x51525354, *(0x6162636465666768 + i for i in range(3))
 _NO_TAGS = b"\0\0\0"
 """Behind the records of a flexible version: those of the partition, of the topic and of the request."""
-_NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT | TIMESTAMP_TYPE_BIT
+_NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT
 
 
 class Run:
@@ -305,11 +297,10 @@ def _plain_header(records: BytesLike, config: LogConfig, now_ms: int) -> BatchHe
     """Of a batch that may be appended as it is; None: somebody has to say why not, or how."""
     try:
         header = validate(records)
-    except CorruptBatch:
+        require_a_producers(header)
+    except LogError:
         return None
-    if header.attributes & _NOT_PLAIN or header.compression > LAST_COMPRESSION:
-        return None
-    if header.last_offset_delta + 1 != header.record_count or len(records) > config.message_bytes_max:
+    if header.attributes & _NOT_PLAIN or len(records) > config.message_bytes_max:
         return None
     if header.max_timestamp_ms > now_ms + config.timestamp_after_max_ms:
         return None
