@@ -143,6 +143,7 @@ class MqttAdapter:
             self.end("the client closed the transport", logging.DEBUG)
             return
         violation = None
+        self.unread_while_blocked = False
         try:
             events = self._connection.receive_data(data)
         except MqttProtocolError as error:
@@ -154,6 +155,7 @@ class MqttAdapter:
                     return
                 if type(event) is PublishRun:
                     self.published = True
+                    self.unread_while_blocked |= not self.publishing.refuses(event)
                     try:
                         self.publishing.publish(event)
                     except NotReady:

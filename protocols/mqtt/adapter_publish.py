@@ -1,8 +1,8 @@
 """What an MQTT client publishes: runs of publishes become slabs, and confirms become acknowledgements.
 
 1. PUBACK and PUBREC are sent when the engine confirmed the message, never before, and in the order of the publishes
-   (MQTT-4.6.0-2, MQTT-4.6.0-3). What is refused is said so in MQTT 5; before, a client is only told by the end of the
-   connection, and sends it again.
+   (MQTT-4.6.0-2, MQTT-4.6.0-3). What is refused is said so in MQTT 5, as is all while publishers are blocked; before, a
+   client is only told by the end of the connection, and sends it again.
 2. A packet id at QoS 2 is *taken* from its publish until PUBREL; a publish that repeats one is answered, and goes
    nowhere (MQTT-4.3.3-10). What a session that lasts publishes is numbered by these ids (`Slab.once`), so that homes
    know them after a crash as well. PUBCOMP is sent when that they may be used again is as durable.
@@ -172,6 +172,9 @@ class Publishing:
             if self._version_5 and not self._has_room(len(run.payloads)):
                 self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
                 return
+            if self._adapter.broker.blocked is not None and self.refuses(run):
+                self._refuse_run(run, ids, ReasonCode.QUOTA_EXCEEDED)
+                return
         published = self._session.confirms.published
         try:
             self._publish(run, ids)
@@ -209,7 +212,15 @@ class Publishing:
             pending[:0] = [(one, ids_of(one.packet_ids) if ids else None) for one in alone]
             return
         told = self._adapter.config.not_authorized_told
-        reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind], not_authorized_told=told)
+        self._refuse_run(run, ids, reason_of(error, ACKNOWLEDGEMENT_REASONS[kind], not_authorized_told=told))
+
+    def refuses(self, run: PublishRun) -> bool:
+        """Whether the client can be told that these were refused, and so need not wait while publishers are blocked."""
+        return self._version_5 and run.qos > 0
+
+    def _refuse_run(self, run: PublishRun, ids: array[int] | None, reason: ReasonCode) -> None:
+        kind = _ANSWERS[run.qos]
+        assert kind is not None
         answer = _Answer(kind, run.packet_ids, numbered=False, reason=reason)
         self._add(answer)
         if ids and self._lasting is not None and self._lasting.present:  # an earlier connection may have had it
