@@ -350,6 +350,8 @@ class Control:
         plan = await topology.change(
             lambda: plans.delete_queue(topology.vhost(vhost), name, if_unused=if_unused, if_empty=if_empty, owner=owner)
         )
+        if queue is not None and not queue.partition.durable:
+            await self._known_to_others()
         return plan.message_count
 
     async def purge_queue(self, name: str, *, owner: object = None, vhost: str = DEFAULT_VHOST) -> int:

@@ -1,5 +1,6 @@
 """A queue that goes with its last consumer is gone when the client is told that it consumes no more: who declares it
-then, at any broker of a cluster, has one that stays.
+then, at any broker of a cluster, has one that stays, and once somebody has deleted it, at any, what is published
+anywhere comes back.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pika
+import pytest
 import trio
 
 from gateway.etcd_process import EtcdProcess
@@ -52,6 +54,8 @@ def declares_anew(ports: list[int]) -> None:
         other.basic_publish("", name, b"new", mandatory=True)
         assert other.basic_get(name, auto_ack=True)[2] == b"new"
         other.queue_delete(name)
+        with pytest.raises(pika.exceptions.UnroutableError):
+            one.basic_publish("", name, b"late", mandatory=True)
         if ended.is_open:
             ended.close()
     for connection in connections:

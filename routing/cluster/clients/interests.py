@@ -2,8 +2,8 @@
 
 1. Each broker numbers what it tells, and tells it to all in the same order; a new link begins with everything. What was
    told before is good until the broker is gone, whether there is a link or not.
-2. Whoever binds such a queue waits until each broker that is registered has noted it, or for `settle_s`: then a message
-   that is published anywhere afterwards reaches it.
+2. Whoever binds or deletes such a queue waits until each broker that is registered has noted it, or for `settle_s`:
+   then a message that is published anywhere afterwards reaches it, or is known to find nobody.
 3. Messages go with the turn in which they were published. A broker with which there is no link, or that has
    `forward_bytes_max` waiting for it, gets none: these queues promise nothing, and what is lost is counted.
 4. What has a name (`publishing/named.py`) goes with it, and comes to the queues here once, whoever sends it.
