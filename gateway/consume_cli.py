@@ -109,6 +109,8 @@ def consume(
         raise click.UsageError(
             "a group has its own offsets and partitions: --offset and --partition are for who reads alone"
         )
+    if from_beginning and offset is not None:
+        raise click.UsageError("either --from-beginning or --offset")
     if as_json and form is not None:
         raise click.UsageError("either --json or --format")
     output_bytes()  # it is there

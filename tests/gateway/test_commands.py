@@ -379,6 +379,7 @@ NONSENSE = [
     *[("topics", "delete-records", "n", "--partition", "0", "--before", wrong) for wrong in (HUGE, "-1")],
     *[("topics", "create", "n", "--config", f"retention.ms={wrong}") for wrong in (HUGE, LOW, "nan")],
     *[("consume", "n", "--offset", wrong) for wrong in (HUGE, LOW)],
+    ("consume", "n", "--offset", "1", "--from-beginning"),
     *[("consume", "n", "--partition", wrong) for wrong in (HUGE, "-1", "2147483647")],
     *[("consume", "n", "--max-messages", wrong) for wrong in (HUGE, "0")],
     *[("consume", "n", "--timeout-ms", wrong) for wrong in (HUGE, "-1")],
