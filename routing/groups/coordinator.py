@@ -7,7 +7,7 @@
 3. A group is divided by one of its members (`group.py`) or by the broker (`consumer_group.py`): by the broker as long
    as a member knows of that, whatever the others are (`mixed_group.py`). Whether the last such has gone is looked at
    when a turn ends.
-4. A group that has no members and no offsets is not there, and is forgotten when that is looked at. Offsets of a group
+4. A group that has no members and no offsets is empty until that is looked at, and forgotten then. Offsets of a group
    without members are kept for `group_offsets_retention_ms`.
 """
 
@@ -369,13 +369,13 @@ class Coordinator:
 
     def names(self) -> list[str]:
         """The groups that are looked after here."""
-        return sorted({name for name, group in self.groups.items() if group.members} | set(self._offsets.groups))
+        return sorted({*self.groups, *self._offsets.groups})
 
     def describe(self, name: str) -> Group | MixedGroup | None:
-        """A group with its members; None if it has none but has come somewhere. Raises GroupError."""
+        """A group with its members; None if it has had none but has come somewhere. Raises GroupError."""
         self._require_here(name)
         found = self.groups.get(name)
-        if (found is None or not found.members) and name not in self._offsets.groups:
+        if found is None and name not in self._offsets.groups:
             raise UnknownGroup(f"there is no group '{name}'")
         return found
 

@@ -233,6 +233,20 @@ async def test_groups_are_listed_described_and_deleted() -> None:
         assert await committed(peer) == {}
 
 
+async def test_a_group_whose_last_member_has_left_is_empty_and_can_be_deleted() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        peer = Peer(broker)
+        me = await member(peer)
+        await peer.ask(LEAVE_GROUP, 2, group_id="g", member_id=me.member_id)
+        listed = await peer.ask(LIST_GROUPS, 4, states_filter=["Empty"])
+        assert [one.group_id for one in listed.groups] == ["g"]
+        described = await peer.ask(DESCRIBE_GROUPS, 5, groups=["g"])
+        assert [one.group_state for one in described.groups] == ["Empty"]
+        for code in (0, ErrorCode.GROUP_ID_NOT_FOUND):
+            deleted = await peer.ask(DELETE_GROUPS, 2, groups_names=["g"])
+            assert [one.error_code for one in deleted.results] == [code]
+
+
 async def test_whoever_is_silent_is_out(autojump_clock: trio.testing.MockClock) -> None:
     async with kafka_broker(**QUICK) as broker:
         peer = Peer(broker)
