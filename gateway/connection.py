@@ -119,7 +119,7 @@ class Connection:
         "_drains",
         "_failed",
         "_had_turn",
-        "_held",
+        "_holds",
         "_in_turn",
         "_layered",
         "_over",
@@ -169,7 +169,7 @@ class Connection:
         """The deadline that a turn was waited for last, and whether there was one since."""
         self._had_turn = False
         self._failed = self._drains = False
-        self._held: trio.Event | None = None
+        self._holds = False
         self._over = trio.Event()
         self._in_turn = self._peer_closed = False
         self._layered = tls is not None or web is not None
@@ -312,23 +312,21 @@ class Connection:
             await self._hold()
 
     async def _hold(self) -> None:
-        """Read nothing while publishers have to wait; the adapter's timers go on."""
-        adapter = self.adapter
-        adapter.held = True
-        while self._shell.blocked and not adapter.closed and not self._failed:
-            self._held = trio.Event()
-            await self._held.wait()
-        adapter.held, self._held = False, None
+        """Read nothing while publishers have to wait, unless the peer is gone; the adapter's timers go on."""
+        adapter, outbox = self.adapter, self.outbox
+        adapter.held = self._holds = True
+        while self._shell.blocked and not adapter.closed and not self._failed and not outbox.broken:
+            await outbox.woken()
+        adapter.held = self._holds = False
 
     def go_on(self) -> None:
         """Look again whether there is reason to hold."""
-        if self._held is not None:
-            self._held.set()
+        if self._holds:
+            self.outbox.wake_waiting()
 
     def _wake(self) -> None:
         """Make whoever waits look at `adapter.closed`: a turn, the task of the outbox, or `run`."""
         self.outbox.wake_waiting()
-        self.go_on()
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
         if not self._in_turn and (self.adapter.closed or self._failed):

@@ -103,9 +103,9 @@ class SocketOutbox:
     """Implements `protocols.sansio.Outbox` on a non-blocking socket; see the module's rules."""
 
     __slots__ = (
-        "_backlog", "_broken", "_dialled", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files",
-        "_socket", "_tls", "_web", "dirty", "moved", "on_writable", "pending_bytes", "sends_files", "writable",
-        "written_bytes",
+        "_backlog", "_dialled", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files",
+        "_socket", "_tls", "_web", "broken", "dirty", "moved", "on_writable", "pending_bytes", "sends_files",
+        "writable", "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -134,7 +134,9 @@ class SocketOutbox:
         self.dirty = False
         self.moved = False
         """The peer took some of what waits, since whoever looks has set it to False."""
-        self._broken = self._sent_files = False
+        self.broken = False
+        """Nothing can be sent any more."""
+        self._sent_files = False
         self._drained: trio.Event | None = None
 
     @property
@@ -153,7 +155,7 @@ class SocketOutbox:
             self.dirty = True
             self._group.dirty.append(self)
         size = len(data)
-        if size and not self._broken:
+        if size and not self.broken:
             self._pieces.append(data)
             self.pending_bytes += size
             self.written_bytes += size
@@ -176,11 +178,11 @@ class SocketOutbox:
                 buffers, self._pieces, self._large = self._pieces, [], False
             else:
                 buffers = self._take_pieces()
-            if self._broken:
+            if self.broken:
                 pass
             elif self._send(buffers):
                 self._progressed()
-            elif not self._broken:
+            elif not self.broken:
                 self._backlog = deque(buffers)
                 self._group.spawn(self._drain)
                 self._progressed()
@@ -188,12 +190,12 @@ class SocketOutbox:
 
     async def drained(self) -> None:
         """Wait until no more than half of the high mark is left, the outbox is broken, or `wake_waiting`."""
-        if self.pending_bytes > self._low_bytes and not self._broken:
+        if self.pending_bytes > self._low_bytes and not self.broken:
             await self.woken()
 
     async def emptied(self) -> None:
         """Wait until everything was taken by the kernel, or the outbox is broken."""
-        while self.pending_bytes and not self._broken:
+        while self.pending_bytes and not self.broken:
             await self.woken()
 
     async def woken(self) -> None:
@@ -204,7 +206,7 @@ class SocketOutbox:
 
     def discard(self) -> None:
         """Nothing can be sent any more: drop what is there and what comes."""
-        self._broken = True
+        self.broken = True
         self._pieces.clear()
         if self._backlog is not None:
             self._backlog.clear()
@@ -286,7 +288,7 @@ class SocketOutbox:
     async def _drain(self) -> None:
         """Wait for the socket until all is sent, or that has become pointless."""
         limits = self._group.limits
-        while not self._broken:
+        while not self.broken:
             with trio.CancelScope() as stalled:
                 await self._send_backlog(stalled, limits.outbox_stalled_ms / 1000)
                 break
@@ -304,7 +306,7 @@ class SocketOutbox:
         """
         backlog = self._backlog
         assert backlog is not None
-        while not self._broken:
+        while not self.broken:
             stalled.deadline = trio.current_time() + patience_s
             try:
                 await trio.lowlevel.wait_writable(self._socket)

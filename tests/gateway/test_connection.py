@@ -437,6 +437,20 @@ async def test_a_held_connection_can_be_ended() -> None:
         await until(lambda: adapter.lost)
 
 
+async def test_a_held_connection_ends_when_nothing_can_be_sent_to_the_peer() -> None:
+    async with open_door(PublisherAdapter) as door:
+        door.shell.publishers_blocked("low on disk")
+        async with await door.connect() as client:
+            await client.send_all(b"p")
+            adapter = await door.adapter()
+            await until(lambda: adapter.held)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing it is a reset
+        adapter.outbox.write(b"heartbeat")
+        door.shell.end_turn()
+        await until(lambda: adapter.lost)
+        await until(lambda: not door.shell.connections)
+
+
 async def test_the_silence_of_a_peer_that_is_waited_for_means_nothing() -> None:
     class Slow(EchoAdapter):
         def __init__(self, outbox: Outbox, peer: str) -> None:
