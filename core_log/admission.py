@@ -99,8 +99,9 @@ def _compressed(header: BatchHeader, batch: BytesLike, codec: Compression) -> By
 def _require_keys(header: BatchHeader, batch: bytes) -> None:
     keys = read_keys(*payload(batch, header, DECOMPRESSED_BYTES_MAX), header).keys
     if None in keys:
-        at = keys.index(None)
-        raise InvalidRecord(f"record {at} has no key, and the topic is compacted: of each key the last record is kept")
+        bare = [at for at, key in enumerate(keys) if key is None]
+        which = f"record {bare[0]} has" if len(bare) == 1 else f"{len(bare)} records, from record {bare[0]} on, have"
+        raise InvalidRecord(f"{which} no key, and the topic is compacted: of each key the last record is kept", bare)
 
 
 def _stamped(header: BatchHeader, batch: BytesLike, now_ms: int) -> bytes:

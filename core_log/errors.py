@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class LogError(Exception):
     """Base of the errors of the log engine."""
@@ -70,7 +72,11 @@ class CoordinatorFenced(LogError):
 
 
 class InvalidRecord(LogError):
-    """A record that the topic does not take."""
+    """A record that the topic does not take; `records`: which of the batch, by their numbers, if it is known."""
+
+    def __init__(self, reason: str, records: Sequence[int] = ()) -> None:
+        super().__init__(reason)
+        self.records = records
 
 
 class InvalidTimestamp(LogError):

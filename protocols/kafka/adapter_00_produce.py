@@ -18,7 +18,7 @@ from functools import partial
 import structlog
 
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
-from core_log.errors import OutOfOrderSequence
+from core_log.errors import InvalidRecord, OutOfOrderSequence
 from core_log.partition_log import PartitionLog
 from protocols.adapter_topics import know_producers
 from protocols.buffers import BytesLike
@@ -37,6 +37,9 @@ ALL, NONE = -1, 0
 _LEADERS_SINCE = 10
 _UNTOLD = (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR)
 """Of acks=0: who comes again while publishers are blocked finds them blocked, and is not read from where he is."""
+
+_NAMED_MAX = 10_000
+"""Records that a reply blames; where more are to blame none is named, and clients take it to be all of the batch."""
 
 log = structlog.get_logger(__name__)
 
@@ -75,13 +78,19 @@ class Producing:
         if not self._remaining:
             self.finish()
 
+    def refuse(self, index: int, error: Exception) -> None:
+        """Batch `index` is refused for this error of `ENGINE_ERRORS`: which records are to blame is said as well."""
+        if isinstance(error, InvalidRecord) and len(error.records) <= _NAMED_MAX:
+            self._entries[index].record_errors = [Entity(batch_index=at) for at in error.records]
+        self.settle(index, code_of(error), why=str(error) or None)
+
     def committed(self, index: int, base_offset: int, log: PartitionLog, error: StorageUnavailable | None) -> None:
         """The log says that batch `index` is safe, or failed."""
         if error is None:
             self.settle(index, ErrorCode.NONE, base_offset, log.log_start_offset)
         else:
             self._note(index, code_of(error))
-            self.settle(index, code_of(error), why=str(error))
+            self.refuse(index, error)
 
     def _note(self, index: int, code: ErrorCode) -> None:
         """Batch `index` was appended and is refused: see `Refusals`."""
@@ -142,7 +151,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
                 log, base_offset, end, time_ms = await append(door, topic.name, one, request)
             except ENGINE_ERRORS as error:
-                producing.settle(index, code_of(error), why=str(error) or None)
+                producing.refuse(index, error)
             else:
                 producing.stamp(index, time_ms)
                 if request.acks == NONE:

@@ -30,7 +30,7 @@ from protocols.kafka.adapter_00_produce import ALL, NONE, Producing, append, wai
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity, Malformed, Write, reply_writer, uvarint, write_message
-from protocols.kafka.errors import ErrorCode
+from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import PRODUCE
 from protocols.kafka.registry import SERVED
 from routing.errors import StorageUnavailable
@@ -202,7 +202,7 @@ class Again:
                 self.door, self._topic, Entity(index=index, records=records), self._request
             )
         except ENGINE_ERRORS as problem:
-            waiting.send(self.refusals([head], index, code_of(problem), str(problem) or None))
+            waiting.send(self.refusals([head], index, problem))
             return
         self._wait(_Sent(self, waiting, index, [head], [base_offset], time_ms, log), end)
 
@@ -234,12 +234,12 @@ class Again:
         """What was appended is refused: see `Refusals`."""
         self.door.refusals.note(self._topic, index, code)
 
-    def refusals(self, heads: Sequence[bytes], index: int, code: ErrorCode, why: str | None) -> bytes:
+    def refusals(self, heads: Sequence[bytes], index: int, problem: Exception) -> bytes:
         """That they are not."""
         topic = Entity(name=self._topic, partition_data=[Entity(index=index)])
         request = Entity(acks=self._request.acks, topic_data=[topic])
         replies: list[Entity | None] = []
-        Producing(self.door, Call(self.version, None, replies.append), request).settle(0, code, why=why)
+        Producing(self.door, Call(self.version, None, replies.append), request).refuse(0, problem)
         (reply,) = replies
         assert reply is not None
         return b"".join(_written(self.version, head, reply) for head in heads)
@@ -273,7 +273,7 @@ class _Sent:
         if self.ended:
             return
         if problem is not None:
-            self._refuse(code_of(problem), str(problem))
+            self._refuse(problem)
             return
         self.ended = True
         again = self._again
@@ -284,13 +284,13 @@ class _Sent:
     def timed_out(self) -> None:
         """See `protocols.deadlines`."""
         if not self.ended:
-            self._refuse(ErrorCode.REQUEST_TIMED_OUT, None)
+            self._refuse(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
 
-    def _refuse(self, code: ErrorCode, why: str | None) -> None:
+    def _refuse(self, problem: Exception) -> None:
         self.ended = True
-        self._again.note_refused(self._index, code)
+        self._again.note_refused(self._index, code_of(problem))
         self._again.door.deadlines.remove(self)
-        self._waiting.send(self._again.refusals(self._heads, self._index, code, why))
+        self._waiting.send(self._again.refusals(self._heads, self._index, problem))
 
 
 def _plain_header(records: BytesLike, config: LogConfig, now_ms: int) -> BatchHeader | None:

@@ -18,6 +18,7 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_records import PRODUCE
 from protocols.kafka.registry import Served
 from routing.broker import Broker
+from tests.core_log.compaction.helpers import keyed
 from tests.protocols.kafka.door import ALL, NOW_MS, Peer, batch_of, idempotent, kafka_broker, records_of
 
 TOPIC = "orders"
@@ -216,3 +217,19 @@ async def test_what_no_producer_may_send_is_refused_alone(strange: dict[str, int
         assert (await Peer(broker).produce(TOPIC, bad)).error_code == code
         found = await in_one_read(Peer(broker), [(0, good), (0, good), (0, bad), (0, good)])
         assert found == [(0, 0), (0, 1), (code, -1), (0, 2)]
+
+
+@pytest.mark.parametrize("version", range(8, 12))
+async def test_records_without_a_key_are_named_where_a_topic_is_compacted(version: int) -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic(TOPIC, config={"cleanup.policy": "compact"})
+        peer = Peer(broker)
+        assert (await peer.produce(TOPIC, keyed([(b"k", b"v")]), version=version)).error_code == ErrorCode.NONE
+        some = keyed([(b"k", b"v"), (None, b"v"), (b"k", b"v"), (None, b"v")])
+        refused = await peer.produce(TOPIC, some, version=version)
+        assert refused.error_code == ErrorCode.INVALID_RECORD
+        assert [one.batch_index for one in refused.record_errors] == [1, 3]
+        assert refused.error_message.startswith("2 records, from record 1 on, have no key")
+        await both_ways(broker, peer, version, some)
+        refused = await peer.produce(TOPIC, keyed([(None, b"")] * 10_001), version=version)
+        assert (refused.error_code, list(refused.record_errors)) == (ErrorCode.INVALID_RECORD, [])
