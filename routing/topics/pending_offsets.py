@@ -59,10 +59,9 @@ class PendingOffsets:
                 for place, said in offsets.items()
             ]
         )
-        # without leader epochs, as the store has them
-        self._of(group, producer_id).update(
-            {place: Committed(said.offset, said.note) for place, said in offsets.items()}
-        )
+        # The store has no leader epochs: brokers of older versions read it. Who goes on with it knows none, as if none
+        # had been said.
+        self._of(group, producer_id).update(offsets)
 
     def of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
         """What a transaction has, if it has anything."""

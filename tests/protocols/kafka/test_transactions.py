@@ -78,7 +78,8 @@ class Producer:
         return ErrorCode((await self.peer.ask(END_TXN, version, committed=committed, **self._who)).error_code)
 
     async def commit_offset(self, group: str, topic: str, offset: int, version: int = 3, **more: Any) -> ErrorCode:
-        partitions = [Entity(partition_index=0, committed_offset=offset, committed_metadata="n")]
+        said = {"committed_offset": offset, "committed_leader_epoch": offset + 7, "committed_metadata": "n"}
+        partitions = [Entity(partition_index=0, **said)]
         reply = await self.peer.ask(
             TXN_OFFSET_COMMIT,
             version,
@@ -193,16 +194,16 @@ async def test_offsets_are_unstable_until_the_transaction_ends() -> None:
         wrong = {"generation_id": 3, "member_id": "m"}
         assert await one.commit_offset("g", "t", 9, 3, **wrong) == ErrorCode.UNKNOWN_MEMBER_ID
 
-        async def known(*, require_stable: bool) -> tuple[int, int]:
+        async def known(*, require_stable: bool) -> tuple[int, int, int]:
             groups = [Entity(group_id="g", topics=[Entity(name="t", partition_indexes=[0])])]
             reply = await one.peer.ask(OFFSET_FETCH, 8, groups=groups, require_stable=require_stable)
             found = reply.groups[0].topics[0].partitions[0]
-            return found.committed_offset, found.error_code
+            return found.committed_offset, found.committed_leader_epoch, found.error_code
 
-        assert await known(require_stable=False) == (-1, 0)
-        assert await known(require_stable=True) == (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        assert await known(require_stable=False) == (-1, -1, 0)
+        assert await known(require_stable=True) == (-1, -1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         assert await one.end() == ErrorCode.NONE
-        assert await known(require_stable=True) == (3, 0)
+        assert await known(require_stable=True) == (3, 10, 0)
 
 
 async def test_the_latest_offset_of_who_reads_what_is_committed_is_the_stable_one() -> None:
