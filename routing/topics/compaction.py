@@ -113,6 +113,6 @@ class Compaction:
                 logger.error("%s cannot be compacted, which is tried again in 10 minutes: %s", log.directory, error)
             return
         if done is not None:
-            text = "%s: compacted below %d, %d records of %d are gone, %d bytes of %d are left"
+            text = "%s: compacted below %d after %d new records, %d records are gone, %d bytes of %d are left"
             sizes = done.bytes_after, done.bytes_before
-            logger.info(text, log.directory, done.end, done.dropped_records, done.records, *sizes)
+            logger.info(text, log.directory, done.end, done.records, done.dropped_records, *sizes)
