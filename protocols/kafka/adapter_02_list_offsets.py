@@ -90,9 +90,10 @@ async def _found(partition: TopicPartition, version: int, asked: int) -> tuple[i
     if asked == _LATEST:
         return await partition.latest(), -1, partition.leader_epoch
     if asked == _LARGEST_TIMESTAMP:
+        await partition.latest()
         found = await in_thread(partial(find_largest_timestamp, log))
     else:
-        found = await log.offset_for_timestamp_cold(asked)
+        found = await partition.offset_for_timestamp(asked)
     if found is not None:
         return *found, epoch_at(partition, found[0])
     return (await partition.latest(), -1, partition.leader_epoch) if version == 0 else _NOWHERE

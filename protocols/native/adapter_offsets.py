@@ -52,7 +52,7 @@ async def _offset_of(partition: TopicPartition, which: int) -> tuple[int | None,
         return partition.log.log_start_offset, _NOWHERE
     if which == wire.LATEST:
         return min(await partition.latest(), partition.log.stable_offset), _NOWHERE
-    found = await partition.log.offset_for_timestamp_cold(which)
+    found = await partition.offset_for_timestamp(which)
     return (None, _NOWHERE) if found is None else found
 
 

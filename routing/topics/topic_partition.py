@@ -277,6 +277,18 @@ class TopicPartition:
             raise refused
         return log.high_watermark
 
+    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after a time, of all that were appended before the question.
+
+        Raises as `latest` does, CorruptBatch and OSError.
+        """
+        log = self.log
+        found = await log.offset_for_timestamp_cold(timestamp_ms)
+        if found is None and log.high_watermark < log.log_end_offset:
+            await self.latest()
+            found = await log.offset_for_timestamp_cold(timestamp_ms)
+        return found
+
     async def delete_records(self, before_offset: int, *, followed_by_s: float = math.inf) -> int:
         """Have the partition start at an offset (-1: the high watermark), durably and on all replicas in sync; where it
         starts then. To be bounded in time by the caller, who may not be told though the records are gone.

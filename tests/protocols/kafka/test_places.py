@@ -203,3 +203,14 @@ def check(reply: Any, partition: Any, leader: tuple[int, int] | None) -> None:
     assert (partition.current_leader.leader_id, partition.current_leader.leader_epoch) == leader
     places = [(one.node_id, one.host, one.port) for one in reply.node_endpoints]
     assert places == [(leader[0], f"10.0.0.{leader[0]}", 9095)]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(2_000_000, (1, 2_000_000)), (LARGEST, (1, 2_000_000))])
+async def test_a_time_finds_what_was_confirmed_before_its_sync(asked: int, expected: tuple[int, int]) -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker)
+        await peer.produce("t", batch_of([b"a"], timestamp_ms=1_000_000))
+        # With acks=1 nobody has asked for the sync: the question does.
+        await peer.produce("t", batch_of([b"a"], timestamp_ms=2_000_000), acks=1)
+        found = await offset(peer, 7, asked)
+        assert (found.error_code, (found.offset, found.timestamp)) == (0, expected)
