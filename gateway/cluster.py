@@ -78,7 +78,7 @@ async def joining(
     terms = None if certificates is None else certificates.next_context
     transport = HttpTransport([member.strip() for member in config.etcd.split(",")], terms)
     client = EtcdClient(transport, user=config.etcd_user, password=config.etcd_password)
-    store = EtcdStore(client, b"/millrace/%s/" % config.name.encode(), anchor=META)
+    store = EtcdStore(client, b"/millrace/%s/" % config.name.encode(), anchor=META, lease_ttl_s=config.lease_s)
     members = Members(
         store,
         files,
@@ -88,6 +88,7 @@ async def joining(
         homes=config.homes,
         offsets=config.offsets,
         accept_old_data=config.accept_old_data,
+        lease_s=config.lease_s,
     )
     candidate = Candidate(store, members)
     part = Membership(store, members, candidate, Elections(store, members, candidate), certificates)

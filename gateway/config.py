@@ -237,6 +237,8 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Start although the data directory is an older copy, or etcd's state is older than it: then all replicas in it
     count as lost until they are in sync again.
     """
+    lease_s: Annotated[int, Meta(ge=2, le=60)] = 3
+    """A broker that etcd has not heard of for so many seconds is taken for dead, and others lead what it led."""
     replica_lag_time_max_ms: Milliseconds = 5000
     """A replica that has not caught up for so long is not in sync any more."""
     publish_patience_ms: Milliseconds = 10_000

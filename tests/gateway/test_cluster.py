@@ -14,13 +14,15 @@ from core_log.files import OsFiles
 from gateway.cluster import ClusterConfig, Membership, advertised, membership
 from gateway.config import Config, ConfigError, Listen
 from gateway.errors import StartError
+from gateway.etcd import HttpTransport
 from gateway.etcd_process import EtcdProcess, running_etcd
 from gateway.listener import open_listener
 from gateway.server import serve
+from tests.gateway.test_member import LEASE_S
 
 
 def config(etcd: str, name: str, broker_id: int, **also: Any) -> ClusterConfig:
-    return ClusterConfig(name=name, broker_id=broker_id, etcd=etcd, **also)
+    return ClusterConfig(name=name, broker_id=broker_id, etcd=etcd, **{"lease_s": LEASE_S} | also)
 
 
 def at(broker_id: int) -> dict[str, str]:
@@ -55,6 +57,14 @@ async def test_brokers_join_leave_and_come_back(etcd: EtcdProcess, tmp_path: Pat
     async with membership(config(etcd.address, "joining", 2), OsFiles(str(tmp_path / "2")), at(2)) as again:
         assert list(again.members.brokers) == [2], "who left is not there any more"
         await until(lambda: again.candidate.epoch)
+
+
+async def test_a_lease_lasts_as_long_as_is_set(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with membership(config(etcd.address, "leased", 1, lease_s=7), OsFiles(str(tmp_path)), at(1)) as part:
+        transport = HttpTransport([etcd.address])
+        found = await transport.call(0, "/v3/lease/timetolive", {"ID": str(part.store.lease_id)}, {})
+        await transport.aclose()
+        assert found["grantedTTL"] == "7"
 
 
 async def test_an_etcd_out_of_reach_is_one_line(

@@ -30,6 +30,8 @@ from tests.support.replica_node import batch_of
 
 ANY = "127.0.0.1:0"
 LOG = "some-log"
+LEASE_S = 6
+"""The clock of a real etcd goes on while a machine stands still: it is to forget nobody who only did that."""
 
 
 def config(etcd: str, directory: Path, name: str, broker_id: int, **also: Any) -> Config:
@@ -38,7 +40,7 @@ def config(etcd: str, directory: Path, name: str, broker_id: int, **also: Any) -
         data_dir=str(directory / str(broker_id)),
         listen=Listen(amqp=ANY, mqtt="off", native=ANY),
         limits=Limits(close_linger_ms=200),
-        cluster=ClusterConfig(name=name, broker_id=broker_id, etcd=etcd, **{"peer": ANY} | also),
+        cluster=ClusterConfig(name=name, broker_id=broker_id, etcd=etcd, **{"peer": ANY, "lease_s": LEASE_S} | also),
         peer=peer,
     )
 

@@ -21,6 +21,7 @@ from gateway.etcd_process import EtcdProcess
 from gateway.listener import open_listener
 from protocols.peer.config import PeerConfig
 from routing.cluster.metadata.log_states import LogStates
+from tests.gateway.test_member import LEASE_S
 from tests.support.replica_node import LOG, Node, batch_of, bytes_of, running
 
 KEY = log_key(b"", LOG)
@@ -45,7 +46,7 @@ class Broker:
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         files = OsFiles(str(self.directory))
         files.make_directory("")
-        config = ClusterConfig(name="replication", broker_id=self.me, etcd=self.etcd)
+        config = ClusterConfig(name="replication", broker_id=self.me, etcd=self.etcd, lease_s=LEASE_S)
         peers = PeerConfig(secret="s", redial_ms_min=5, redial_ms_max=100)
         listener = open_listener("peer", "127.0.0.1", 0)
         with self.scope:

@@ -53,8 +53,8 @@ from routing.cluster.metadata.trust import Trust
 
 logger = logging.getLogger(__name__)
 
-_TAKEN_S = 10.0
-"""A lease that nobody renews is gone by then, even when etcd's leader changed meanwhile."""
+_ELECTED_S = 4.0
+"""etcd has another leader by then."""
 _RETRY_S = 1.0
 AGE_INTERVAL_S = 60.0
 """A copy of the directory that is older is told from it, even if the broker is killed."""
@@ -92,9 +92,11 @@ class Members:
         offsets: int,
         offload: Callable[..., Awaitable[Any]] = in_thread,
         accept_old_data: bool = False,
+        lease_s: float = 3.0,
     ) -> None:
         """`record` is without the id of the data directory, which is given here. With `accept_old_data` an age that
-        does not fit is no reason to be refused: then all replicas are lost (`Trust`).
+        does not fit is no reason to be refused: then all replicas are lost (`Trust`). `lease_s` is how long a lease
+        lasts.
         """
         self.broker_id = broker_id
         self.epoch = 0
@@ -116,6 +118,8 @@ class Members:
         )
         self._offload = offload
         self._accept_old_data = accept_old_data
+        self._taken_s = 2 * lease_s + _ELECTED_S
+        """A lease that nobody renews is gone by then, even when etcd's leader changed meanwhile."""
         self._identity: Identity | None = None
         self._age = Age()
         self._raising = trio.Lock()
@@ -197,7 +201,7 @@ class Members:
     async def _advance(self, *, to_registration: bool = True, running: bool = False) -> None:
         """Take one step after the other, up to the registration or up to right before it; when `running` once more."""
         assert self._identity is not None
-        until = trio.current_time() + _TAKEN_S
+        until = trio.current_time() + self._taken_s
         while True:
             view, any_age = self._view(), self._accept_old_data
             step = next_step(self._wanted, self._identity, self._age, view, any_age=any_age, running=running)
