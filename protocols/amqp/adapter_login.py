@@ -1,7 +1,7 @@
 """How a connection introduces the broker, and finds out who the peer is.
 
-1. A mechanism is offered only where it can work: EXTERNAL when the transport verified a certificate, ANONYMOUS when the
-   configuration names the user that it stands for.
+1. A mechanism is offered only where it can work: EXTERNAL when the transport verified a certificate and
+   the configuration lets it say who the peer is, ANONYMOUS when that names the user that it stands for.
 2. Whether a user is welcome is decided by `authenticate` alone; where the password is None the mechanism has shown who
    the peer is.
 3. A refused login is told with a 403 to clients that understand it (capability `authentication_failure_close`).
@@ -60,14 +60,14 @@ class Login:
         self._config = config
         self._authenticate = authenticate
         self._peer = peer
-        self._peer_certificate_name = peer_certificate_name
+        self._certificate_name = peer_certificate_name if config.certificate_login else None
         self._has_password = True
 
     @property
     def mechanisms(self) -> bytes:
         """What `connection.start` offers."""
         offered = list(PASSWORD_MECHANISMS)
-        if self._peer_certificate_name is not None:
+        if self._certificate_name is not None:
             offered.append("EXTERNAL")
         if self._config.anonymous_user:
             offered.append("ANONYMOUS")
@@ -103,8 +103,8 @@ class Login:
             explanation = f"unknown authentication mechanism '{mechanism}'"
             raise AmqpError("COMMAND_INVALID", explanation, method_id=methods.ConnectionStartOk.IDENT)
         if mechanism == "EXTERNAL":
-            assert self._peer_certificate_name is not None
-            return Credentials(self._peer_certificate_name, None)
+            assert self._certificate_name is not None
+            return Credentials(self._certificate_name, None)
         if mechanism == "ANONYMOUS":
             return Credentials(self._config.anonymous_user, None)
         return read_credentials(mechanism, response)

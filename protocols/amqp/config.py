@@ -47,6 +47,9 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     parsed_memo_entries_max: Count = 4096
     """Entries of each memo (routes and properties seen, encoded prefixes) before it is emptied."""
 
+    certificate_login: bool = True
+    """Whether clients with a verified certificate may log in by EXTERNAL, as the user whose name it has."""
+
     anonymous_user: str = ""
     """Who clients are that log in by the mechanism ANONYMOUS; empty: it is not offered."""
 

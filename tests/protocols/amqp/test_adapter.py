@@ -93,6 +93,9 @@ async def test_a_certificate_or_the_configuration_may_say_who_the_peer_is(world:
     assert isinstance(tune, methods.ConnectionTune)
     options["peer_certificate_name"] = "CN=stranger"
     assert [method.reply_code for method in (await start_with(world, "EXTERNAL", b"", **options))[1:]] == [403]
+    options["config"] = AmqpConfig(certificate_login=False)
+    start, closed = await start_with(world, "EXTERNAL", b"", **options)
+    assert (start.mechanisms, closed.reply_code) == (b"PLAIN AMQPLAIN", 503)
     options = {"authenticate": authenticate, "config": AmqpConfig(anonymous_user="visitor")}
     start, tune = await start_with(world, "ANONYMOUS", b"trace", **options)
     assert start.mechanisms == b"PLAIN AMQPLAIN ANONYMOUS"
