@@ -7,8 +7,8 @@
    left. What that makes possible happens in a turn of its own, so that one fast reader does not hold up all others.
 4. A peer is given up only when more than `outbox_bytes_max` wait for it *and* the kernel took nothing for
    `outbox_stalled_ms`. A broken outbox swallows what is written.
-5. With TLS what is about to be sent is encrypted as a whole, and sent with one call all the same; in a WebSocket it is
-   one frame.
+5. With TLS what is about to be sent is encrypted as a whole, and sent with one call all the same; in a WebSocket
+   each packet is a frame.
 6. Without either a piece may be a range of a file (`sendfile`), which has calls of its own; after a mebibyte of them
    others have a turn.
 """

@@ -1,8 +1,11 @@
 """WebSocket (RFC 6455) between a socket, or TLS, and a protocol: frames in, their bytes out, and back.
 
-1. The batch survives: the binary frames of one read are joined into one piece of the stream, and what a turn wrote is
-   one frame. A frame is not waited for: what is there of it is handed on, so that only some bytes of a header are kept.
-2. Frames are no packets: these may straddle them, and one may hold many (MQTT 5 section 6).
+1. The batch survives: the binary frames of one read are joined into one piece of the stream, and those of what a turn
+   wrote are sent with one call. A frame is not waited for: what is there of it is handed on, so that only some bytes of
+   a header are kept.
+2. Frames of clients are no packets: these may straddle them, and one may hold many (MQTT 5 section 6). To a client each
+   packet is a frame, as there are clients that take the first of a frame and leave the others until the next one comes
+   (Paho for C).
 3. What clients send all day, masked binary frames, is taken apart here; everything else (ping, pong, close, whatever
    breaks the rules) goes to `wsproto`. Of the pings of a read the last is answered. Text ends it with 1003
    (MQTT-6.0.0-1), a message over the limit with 1009, too many control frames in a read with 1008.
@@ -53,8 +56,8 @@ class ControlFrame(bytes):
 class WebSocket:
     """The state of one connection behind its handshake; `data` came with that already."""
 
-    __slots__ = ("_answers", "_head", "_mask", "_message_bytes", "_message_bytes_max", "_open", "_protocol", "_reason",
-                 "_rest", "ended", "farewell")  # fmt: skip
+    __slots__ = ("_answers", "_head", "_mask", "_message_bytes", "_message_bytes_max", "_missing", "_open", "_protocol",
+                 "_reason", "_rest", "ended", "farewell")  # fmt: skip
 
     def __init__(self, message_bytes_max: int, data: bytes = b"") -> None:
         self.ended = False
@@ -70,6 +73,8 @@ class WebSocket:
         self._rest = 0
         """Bytes that are missing of the frame under way."""
         self._mask = b""
+        self._missing = 0
+        """Bytes that are still to be written of the packet under way."""
         self._answers: list[ControlFrame] = []
 
     def go_away(self) -> None:
@@ -139,30 +144,30 @@ class WebSocket:
         return ControlFrame(self._protocol.send(CloseConnection(self.farewell, self._reason)))
 
     def frame(self, pieces: Sequence[BytesLike]) -> list[BytesLike]:
-        """The pieces as frames: one for all of them, as far as they are not too many bytes."""
+        """The pieces as frames: one for each packet, or as many as it takes for a large one."""
         framed: list[BytesLike] = []
         run: list[BytesLike] = []
-        size = 0
+        size, missing = 0, self._missing
         for piece in pieces:
-            if type(piece) is ControlFrame or size + len(piece) > FRAME_BYTES:
-                if run:
-                    framed.append(header(size))
-                    framed += run
-                    run, size = [], 0
-                if type(piece) is ControlFrame:
-                    framed.append(piece)
-                    continue
-                if len(piece) > FRAME_BYTES:
-                    view = memoryview(piece)
-                    while len(view) > FRAME_BYTES:
-                        framed += (header(FRAME_BYTES), view[:FRAME_BYTES])
-                        view = view[FRAME_BYTES:]
-                    piece = view
-            run.append(piece)
-            size += len(piece)
-        if run:
-            framed.append(header(size))
-            framed += run
+            end = len(piece)
+            if type(piece) is ControlFrame:
+                size = _ended(framed, run, size)
+                framed.append(piece)
+                continue
+            start = 0
+            while start < end:
+                if not missing:
+                    size = _ended(framed, run, size)
+                    missing = packet_bytes(piece, start)
+                elif size == FRAME_BYTES:
+                    size = _ended(framed, run, size)
+                some = min(missing, end - start, FRAME_BYTES - size)
+                run.append(piece if some == end else memoryview(piece)[start : start + some])
+                size += some
+                missing -= some
+                start += some
+        _ended(framed, run, size)
+        self._missing = missing
         return framed
 
     def _begins(self, first: int, size: int) -> bool:
@@ -224,6 +229,26 @@ def header(size: int) -> bytes:
     if size < 1 << 16:
         return bytes((_WHOLE_BINARY, 126)) + size.to_bytes(2, "big")
     return bytes((_WHOLE_BINARY, 127)) + size.to_bytes(8, "big")
+
+
+def packet_bytes(data: BytesLike, start: int) -> int:
+    """The bytes of the MQTT packet that begins at `start`; all that is there, if its length is not whole."""
+    length = shift = 0
+    for position in range(start + 1, min(start + 5, len(data))):
+        length |= (data[position] & 0x7F) << shift
+        if data[position] < 0x80:
+            return position + 1 - start + length
+        shift += 7
+    return len(data) - start
+
+
+def _ended(framed: list[BytesLike], run: list[BytesLike], size: int) -> int:
+    """Put a frame of the run's pieces, if there are any, at the end of `framed`; the size of the next one: 0."""
+    if run:
+        framed.append(header(size))
+        framed += run
+        run.clear()
+    return 0
 
 
 class WebReader:

@@ -11,6 +11,7 @@ from wsproto.connection import CLIENT, Connection
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, Pong, TextMessage
 
 from gateway.websocket import CONTROL_FRAMES_MAX, FRAME_BYTES, ControlFrame, WebSocket, header, unmasked
+from protocols.buffers import BytesLike
 
 MESSAGE_BYTES_MAX = 1 << 20
 
@@ -70,19 +71,59 @@ def test_what_came_with_the_handshake_is_read_first() -> None:
     assert web.receive(b"") + web.receive(stream[8:]) == b"firstsecond"
 
 
-@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, FRAME_BYTES, FRAME_BYTES + 1, 3 * FRAME_BYTES + 5])
-def test_what_a_turn_wrote_is_one_frame_unless_it_is_too_large(size: int) -> None:
-    data = random.Random(size).randbytes(size)
-    third = size // 3
-    pieces = [
-        piece for piece in (data[:third], bytearray(data[third : 2 * third]), memoryview(data)[2 * third :]) if piece
-    ]
+def packet(payload_bytes: int) -> bytes:
+    """A PUBLISH at QoS 0 of so many random bytes."""
+    rest, length = 3 + payload_bytes, bytearray()
+    while rest > 0x7F:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return b"0" + bytes((*length, rest)) + b"\0\1t" + random.Random(payload_bytes).randbytes(payload_bytes)
+
+
+def taken(pieces: list[BytesLike]) -> list[bytes]:
+    """What a client gets of pieces as they are sent, a message each."""
     client = Connection(CLIENT)
-    client.receive_data(b"".join(bytes(piece) for piece in server().frame(pieces)))
-    events = [event for event in client.events() if isinstance(event, BytesMessage)]
-    assert b"".join(event.data for event in events) == data
-    frames = sum(event.message_finished for event in events)
-    assert frames == (size > 0) if size <= FRAME_BYTES else 1 < frames <= 2 * (size // FRAME_BYTES)
+    client.receive_data(b"".join(bytes(piece) for piece in pieces))
+    messages = [b""]
+    for event in client.events():
+        assert isinstance(event, BytesMessage)
+        messages[-1] += event.data
+        if event.message_finished:
+            messages.append(b"")
+    return messages[:-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 119, 120, 121, 124, 125, 300, 16_380, 65_530, 65_531, 70_000]), max_size=6),
+    seed=st.integers(0, 1 << 30),
+)
+def test_each_packet_is_a_frame_however_it_was_written(sizes: list[int], seed: int) -> None:
+    chance, packets = random.Random(seed), [packet(size) for size in sizes]
+    web, written = server(), []
+    while packets[len(written) :]:  # turns that write some packets each, in pieces that end anywhere behind a head
+        turn = packets[len(written) : len(written) + chance.randint(1, 3)]
+        written += turn
+        data, pieces = b"".join(turn), []
+        ends = [sum(map(len, turn[:index])) for index in range(len(turn))]
+        cuts = sorted({0, *(end + 4 for end in ends if chance.random() < 0.5), *(end for end in ends if end & 1)})
+        for start, stop in zip(cuts, [*cuts[1:], len(data)], strict=True):
+            pieces.append(chance.choice((bytes, bytearray, memoryview))(data[start:stop]))
+        assert taken(web.frame([piece for piece in pieces if piece])) == turn
+
+
+@pytest.mark.parametrize("size", [FRAME_BYTES - 7, FRAME_BYTES - 6, 3 * FRAME_BYTES])
+def test_a_packet_that_is_too_large_for_a_frame_is_several(size: int) -> None:
+    large, small = packet(size), packet(1)
+    frames = taken(server().frame([small + large[:5], large[5:] + small]))
+    assert (frames[0], b"".join(frames[1:-1]), frames[-1]) == (small, large, small)
+    assert len(frames) == 2 + -(-len(large) // FRAME_BYTES)
+
+
+def test_what_a_turn_left_of_a_packet_comes_in_the_next() -> None:
+    web, data = server(), packet(10)
+    assert taken(web.frame([data + data[:7]])) == [data, data[:7]]
+    assert taken(web.frame([data[7:] + data])) == [data[7:], data]
 
 
 def test_control_frames_keep_their_place() -> None:
@@ -90,9 +131,10 @@ def test_control_frames_keep_their_place() -> None:
     web.receive(masked(0x89, b"are you there"))
     (pong,) = web.answers()
     client = Connection(CLIENT)
-    client.receive_data(b"".join(bytes(piece) for piece in web.frame([b"a", b"b", pong, b"c"])))
+    first, second = packet(1), packet(2)
+    client.receive_data(b"".join(bytes(piece) for piece in web.frame([first, second, pong, first])))
     kinds = [event.data if isinstance(event, BytesMessage) else event for event in client.events()]
-    assert kinds == [b"ab", Pong(payload=b"are you there"), b"c"]
+    assert kinds == [first, second, Pong(payload=b"are you there"), first]
 
 
 def test_of_many_pings_the_last_is_answered() -> None:
