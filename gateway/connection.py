@@ -307,17 +307,23 @@ class Connection:
             await shell.cold_reads.wait(published_bytes)
         if shell.wait_to_publish is not None:
             await shell.wait_to_publish()
+        while (left := adapter.left) is not None and await self._hold():
+            adapter.left = None
+            await left()
+            shell.end_turn()
         adapter.held = False
-        if shell.blocked and adapter.unread_while_blocked:
-            await self._hold()
 
-    async def _hold(self) -> None:
-        """Read nothing while publishers have to wait, unless the peer is gone; the adapter's timers go on."""
-        adapter, outbox = self.adapter, self.outbox
-        adapter.held = self._holds = True
-        while self._shell.blocked and not adapter.closed and not self._failed and not outbox.broken:
-            await outbox.woken()
-        adapter.held = self._holds = False
+    async def _hold(self) -> bool:
+        """Wait while publishers have to; the adapter's timers go on. Whether there still is anybody."""
+        self._holds = True
+        while (there := self._is_there) and self._shell.blocked:
+            await self.outbox.woken()
+        self._holds = False
+        return there
+
+    @property
+    def _is_there(self) -> bool:
+        return not (self.adapter.closed or self._failed or self.outbox.broken)
 
     def go_on(self) -> None:
         """Look again whether there is reason to hold."""

@@ -8,8 +8,15 @@ Times are monotonic seconds and always a parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+Rest: TypeAlias = Callable[[], Awaitable[None]]
+"""Takes what an adapter has put off."""
+
+
+async def nothing() -> None:
+    """A `Rest` of nothing."""
 
 
 class RemoteProtocolError(Exception):
@@ -53,11 +60,11 @@ class Adapter(Protocol):
     writing nothing (`b""`) to the outbox makes it look."""
 
     published: bool
-    """Set whenever the peer publishes; cleared by the shell, which stops reading from who publishes while the broker
-    is short of disk or memory, if `unread_while_blocked`."""
+    """Set whenever the peer publishes; cleared by the shell."""
 
-    unread_while_blocked: bool
-    """False: who publishes then is answered that it is refused."""
+    left: Rest | None
+    """Set by `handle` when the peer publishes while the broker is short of disk or memory, and is not to be told that
+    it is refused: nothing is read until there is room, and then this takes what is left of the read."""
 
     held: bool
     """Set by the shell while it does not read, for that reason or because `handle` waits: the peer's silence means

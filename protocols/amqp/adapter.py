@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from protocols.amqp import adapter_topology, methods
@@ -26,7 +28,7 @@ from protocols.amqp.method_codec import Method
 from protocols.amqp.publish_run import AckRange, AckUpTo, PublishRun
 from protocols.amqp.timers import ConnectionTimers, Due
 from protocols.peers import Authenticate
-from protocols.sansio import Outbox
+from protocols.sansio import Outbox, Rest
 from routing.access.grants import Grants
 from routing.broker import Broker
 from routing.clients import Client
@@ -86,7 +88,7 @@ class AmqpAdapter:
         `peer_certificate_name` is what a verified client certificate calls the peer.
         """
         self.closed = self.published = self.held = False
-        self.unread_while_blocked = True
+        self.left: Rest | None = None
         self.broker = broker
         self.config = config or AmqpConfig()
         self.notifies_cancel = False
@@ -145,9 +147,12 @@ class AmqpAdapter:
             self.closed = True
             return
         self._timers.received(self._clock())
+        await self._take(iter(self._connection.receive_data(data)))
+
+    async def _take(self, events: Iterator[Event]) -> None:
         connection = self._connection
         channels = self._channels
-        for event in connection.receive_data(data):
+        for event in events:
             if self.closed:
                 return  # while an earlier one was waited for
             try:
@@ -157,8 +162,9 @@ class AmqpAdapter:
                     self._fail(event)
                 else:
                     channel = channels.get(event.channel)
-                    if channel is not None:
-                        self._take_data(channel, event)
+                    if channel is not None and not self._take_data(channel, event):
+                        self.left = partial(self._take, chain((event,), events))
+                        return
             except BrokerError as error:
                 method_id = event.method.IDENT if isinstance(event, MethodReceived) else _METHOD_OF[type(event)]
                 self._fail(to_amqp_error(error, event.channel, method_id))
@@ -202,16 +208,20 @@ class AmqpAdapter:
 
     # ---------------------------------------------------------------- events
 
-    def _take_data(self, channel: Channel, event: Event) -> None:
+    def _take_data(self, channel: Channel, event: Event) -> bool:
+        """False: it has to wait, as publishers have to."""
         if isinstance(event, PublishRun):
             if not self.published:
                 self.published = True
                 self._notice.publishes(self._login.capabilities.get("connection.blocked") is True)
+            if self.broker.blocked is not None:
+                return False
             channel.publish(event)
         elif isinstance(event, AckRange):
             channel.session.settle(event.first, event.last, Outcome.ACK)
         elif isinstance(event, AckUpTo):
             channel.session.settle_up_to(event.last, Outcome.ACK)
+        return True
 
     async def _take_method(self, event: MethodReceived) -> None:
         if event.channel == 0:

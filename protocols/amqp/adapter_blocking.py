@@ -2,7 +2,7 @@
 
 As in RabbitMQ only connections that publish are told, and only clients that announced the capability
 `connection.blocked`. That such a connection is not read from meanwhile is the shell's business
-(`protocols.sansio.Adapter.published`).
+(`protocols.sansio.Adapter.left`).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ from protocols.kafka.errors import KafkaError
 from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.kafka.registry import SERVED, Served
 from protocols.peers import Authenticate, is_loopback, is_welcome
-from protocols.sansio import Outbox
+from protocols.sansio import Outbox, Rest, nothing
 from routing.broker import Broker
 from routing.clients import Client
 from routing.errors import AccessRefused, BrokerError
@@ -163,7 +163,8 @@ class KafkaAdapter:
         self._name: str | None = None
         """What the client calls itself, once it has said so."""
         self.peer = peer
-        self.closed = self.published = self.held = self.unread_while_blocked = False
+        self.closed = self.published = self.held = False
+        self.left: Rest | None = None
         self.door = Door(
             broker,
             peer=peer,
@@ -350,8 +351,8 @@ class KafkaAdapter:
         call = Call(version, client_id, waiting.answer)
         if key == _PRODUCE:
             self.published = True
-            # Who would not be told that it is refused:
-            self.unread_while_blocked = request.acks == adapter_00_produce.NONE
+            if request.acks == adapter_00_produce.NONE and self.door.broker.blocked is not None:
+                self.left = nothing  # who would not be told that it is refused
         try:
             reply = await served.handler(self.door, call, request)
         except ENGINE_ERRORS as error:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from protocols.mqtt import adapter_made as adapter_made
@@ -50,7 +52,7 @@ from protocols.mqtt.reasons import CONNACK_REASONS, SERVER_DISCONNECT_REASONS, M
 from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PINGRESP, ConnackProperties, Wire
 from protocols.peers import Authenticate as Check
-from protocols.sansio import Outbox
+from protocols.sansio import Outbox, Rest
 from routing.access.grants import Grants
 from routing.clients import Client
 from routing.errors import BrokerError, NoPermission, NotAllowed
@@ -97,7 +99,7 @@ class MqttAdapter:
     ) -> None:
         """`peer` is the address for logs and for the loopback rule; for the rest see `Login`."""
         self.closed = self.published = self.held = False
-        self.unread_while_blocked = True
+        self.left: Rest | None = None
         self.broker = broker
         self.outbox = outbox
         self.peer = peer
@@ -143,19 +145,26 @@ class MqttAdapter:
             self.end("the client closed the transport", logging.DEBUG)
             return
         violation = None
-        self.unread_while_blocked = False
         try:
             events = self._connection.receive_data(data)
         except MqttProtocolError as error:
             events, violation = error.events, error
         self.traffic.bytes_received += len(data)
+        await self._take(iter(events), violation)
+        if events or (self.session is not None and self._connection.missing_bytes > _SMALL_BYTES):
+            self._heard = True
+
+    async def _take(self, events: Iterator[Event], violation: MqttProtocolError | None) -> None:
+        """What was read, and what is wrong with what follows."""
         try:
             for event in events:
                 if self.closed:
                     return
                 if type(event) is PublishRun:
                     self.published = True
-                    self.unread_while_blocked |= not self.publishing.refuses(event)
+                    if self.broker.blocked is not None and not self.publishing.refuses(event):
+                        self.left = partial(self._take, chain((event,), events), violation)
+                        return
                     try:
                         self.publishing.publish(event)
                     except NotReady:
@@ -172,8 +181,6 @@ class MqttAdapter:
                     await self._control(event)
         except BrokerError as error:
             self.end(str(error), code=reason_of(error, SERVER_DISCONNECT_REASONS))
-        if events or (self.session is not None and self._connection.missing_bytes > _SMALL_BYTES):
-            self._heard = True
         if violation is not None and not self.closed:
             self._say_goodbye(violation.answer)
             self.end(str(violation))

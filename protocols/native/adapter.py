@@ -34,7 +34,7 @@ from protocols.native.connection import FrameReader
 from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
 from protocols.native.wire_base import TOPIC_IDS_SINCE
 from protocols.peers import Authenticate, is_loopback, is_welcome
-from protocols.sansio import Outbox
+from protocols.sansio import Outbox, Rest
 from routing import errors
 from routing.access.grants import Access, Grants
 from routing.administration import LOOKS, administer, require_tag
@@ -84,7 +84,7 @@ class NativeAdapter:
         self._refused_rounds: dict[tuple[str, int], int] = {}
         self.peer = peer
         self.closed = self.published = self.held = False
-        self.unread_while_blocked = True
+        self.left: Rest | None = None
 
     # The shell's side
 

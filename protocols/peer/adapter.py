@@ -15,7 +15,7 @@ from functools import cached_property
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Link
 from protocols.peer.wire import AnyFrame, Error, ErrorCode, PeerError, encode
-from protocols.sansio import Outbox
+from protocols.sansio import Outbox, Rest
 
 
 class PeerAdapter:
@@ -32,7 +32,8 @@ class PeerAdapter:
         """Called when this side ends the link."""
         self.opened = False
         """It was open, whatever became of it."""
-        self.closed = self.published = self.held = self.unread_while_blocked = False
+        self.closed = self.published = self.held = False
+        self.left: Rest | None = None
         self._outbox = outbox
         self._clock = clock
         self._config = config

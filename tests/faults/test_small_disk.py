@@ -124,8 +124,6 @@ def publishes(broker: BrokerProcess, queue: str) -> bool:
     try:
         channel = connection.channel()
         channel.confirm_delivery()
-        # The first is taken as it comes, as RabbitMQ takes it; then the connection is blocked, if publishers are.
-        channel.basic_publish("", queue, body(PROBE), PERSISTENT)
         channel.basic_publish("", queue, body(PROBE), PERSISTENT)
         channel.queue_purge(queue)
         connection.close()

@@ -16,7 +16,7 @@ from gateway.listener import Listener, open_listener
 from gateway.outbox import Outboxes
 from gateway.proxy_header import Proxies
 from gateway.tls import Certificates
-from protocols.sansio import Outbox
+from protocols.sansio import Outbox, Rest
 
 
 class EchoAdapter:
@@ -31,7 +31,7 @@ class EchoAdapter:
         self.deadline_s = math.inf
         self.timer_calls: list[float] = []
         self.published = self.held = False
-        self.unread_while_blocked = True
+        self.left: Rest | None = None
         self.resumed = 0
         outbox.on_writable = self.on_writable
 

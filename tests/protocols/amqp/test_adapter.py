@@ -178,6 +178,25 @@ async def test_publishers_are_told_when_they_are_blocked(world: World) -> None:
     assert len(world.broker.alarms.listeners) == 0
 
 
+async def test_what_is_published_while_publishers_are_blocked_waits_with_all_behind_it(world: World) -> None:
+    client, other = await world.client(), await world.client()
+    await client.calls(DECLARE, methods.ConfirmSelect())
+    set_memory_alarm(world, True)
+    passive = methods.QueueDeclare(queue="q", passive=True)
+    await client.send(call(1, passive), publish("q", b"1"), publish("q", b"2"), call(1, passive))
+    assert [method.message_count for method in client.methods()] == [0]
+    left, client.adapter.left = client.adapter.left, None
+    assert client.adapter.published
+    assert left is not None
+    assert [method.message_count for method in await other.calls(passive)] == [0]
+    set_memory_alarm(world, False)
+    await left()
+    world.broker.end_turn()
+    assert client.adapter.left is None
+    declared, confirmed = client.methods()
+    assert (declared.message_count, confirmed) == (2, methods.BasicAck(2, True))
+
+
 async def test_silence_of_a_held_connection_means_nothing(world: World) -> None:
     client = await world.client()
     client.adapter.held = True

@@ -38,4 +38,4 @@ async def test_who_wants_no_answer_stays_while_publishers_are_blocked() -> None:
         topics = [Entity(name="t", partition_data=[Entity(index=0, records=[batch_of([b"a"])])])]
         await peer.send(PRODUCE, 9, acks=0, topic_data=topics)
         assert not peer.adapter.closed
-        assert peer.adapter.unread_while_blocked
+        assert peer.adapter.left is not None

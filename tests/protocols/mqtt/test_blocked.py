@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.protocols.mqtt.conftest import World
-from tests.protocols.mqtt.test_clauses_5 import PUBCOMP, PUBREC, PUBREL, delivery, opened, told
+from tests.protocols.mqtt.test_clauses_5 import PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, delivery, opened, told
 from tests.protocols.mqtt.test_refusals_5 import KINDS, QUOTA_EXCEEDED, RESUME, answers, subscribed
-from tests.protocols.mqtt.wire import acknowledge, publish
+from tests.protocols.mqtt.wire import PINGREQ, acknowledge, publish
 from tests.protocols.mqtt.wire_5 import block, publish_5
 
 
@@ -29,8 +29,7 @@ async def test_who_can_be_told_is_refused_and_read_on(world: World, qos: int, ex
     block_publishers(world)
     sent = [publish_5(topic, b"x", qos=qos, packet_id=at) for at, topic in enumerate("abc", 1)]
     assert await answers(client, *sent) == [(KINDS[qos], at, QUOTA_EXCEEDED) for at in (1, 2, 3)]
-    assert client.adapter.published
-    assert not client.adapter.unread_while_blocked
+    assert client.adapter.left is None
     if qos == 2:  # what was taken before is that still, and its exchange comes to its end
         assert await answers(client, publish_5("a", b"before", qos=2, packet_id=9)) == [(PUBREC, 9, 0)]
         await client.send(acknowledge(PUBREL, 9))
@@ -40,11 +39,25 @@ async def test_who_can_be_told_is_refused_and_read_on(world: World, qos: int, ex
     assert [delivery(one)[3] for one in await told(subscriber, 2)] == [b"before", b"after"]
 
 
-async def test_who_cannot_be_told_is_not_read_from(world: World) -> None:
-    client, _ = await opened(world, "p")
-    older = await world.client("older")
+@pytest.mark.parametrize("version", [4, 5])
+async def test_who_cannot_be_told_is_not_read_from(world: World, version: int) -> None:
+    subscriber = await subscribed(world, ("#", 0))
+    if version == 5:
+        client, _ = await opened(world, "p")
+        sent, acknowledged = (publish_5("a", b"1"), publish_5("a", b"2", qos=1, packet_id=1)), 1
+    else:
+        client = await world.client("p")
+        sent, acknowledged = [publish("a", b"%d" % at, qos=1, packet_id=at) for at in (1, 2)], 2
     block_publishers(world)
-    await client.send(publish_5("a", b"x", qos=1, packet_id=1), publish_5("a", b"x"))
-    assert client.adapter.unread_while_blocked
-    await older.send(publish("a", b"x", qos=1, packet_id=1))
-    assert older.adapter.unread_while_blocked
+    await client.send(PINGREQ, *sent, PINGREQ)
+    assert await told(client) == [(PINGRESP, b"")]
+    left, client.adapter.left = client.adapter.left, None
+    assert client.adapter.published
+    assert left is not None
+    block_publishers(world, 0)
+    await left()
+    world.broker.end_turn()
+    assert client.adapter.left is None
+    assert [delivery(one)[3] for one in await told(subscriber, 2)] == [b"1", b"2"]
+    answers = [kind for kind, _ in await told(client, acknowledged + 1)]
+    assert sorted(answers) == [PUBACK] * acknowledged + [PINGRESP]
