@@ -270,7 +270,7 @@ class AmqpAdapter:
         elif isinstance(method, methods.ConnectionOpen):
             self._open(method.virtual_host)
         elif isinstance(method, methods.ConnectionUpdateSecret):
-            await self._login.update_secret(method)
+            # Who has logged in is asked for nothing any more: it is for the next connection, as in RabbitMQ.
             self._connection.send(0, methods.ConnectionUpdateSecretOk())
 
     def _open(self, vhost: str) -> None:

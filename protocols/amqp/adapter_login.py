@@ -61,7 +61,6 @@ class Login:
         self._authenticate = authenticate
         self._peer = peer
         self._certificate_name = peer_certificate_name if config.certificate_login else None
-        self._has_password = True
 
     @property
     def mechanisms(self) -> bytes:
@@ -89,14 +88,7 @@ class Login:
         if not await self._accepts(credentials):
             return credentials.user
         self.user = credentials.user
-        self._has_password = credentials.password is not None
         return None
-
-    async def update_secret(self, method: methods.ConnectionUpdateSecret) -> None:
-        """`connection.update-secret`: from now on the peer's password is this one. Raises AmqpError if it is wrong."""
-        if self._has_password and not await self._accepts(Credentials(self.user, method.new_secret)):
-            explanation = "New secret was refused by one of the backends"
-            raise AmqpError("NOT_ALLOWED", explanation, method_id=method.IDENT)
 
     def _credentials(self, mechanism: str, response: bytes) -> Credentials:
         if mechanism.encode() not in self.mechanisms.split():
