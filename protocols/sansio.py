@@ -15,10 +15,6 @@ Rest: TypeAlias = Callable[[], Awaitable[None]]
 """Takes what an adapter has put off."""
 
 
-async def nothing() -> None:
-    """A `Rest` of nothing."""
-
-
 class RemoteProtocolError(Exception):
     """The peer broke the protocol; subclasses carry what to answer before the connection or channel closes."""
 

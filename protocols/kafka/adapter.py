@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Protocol
 
@@ -92,7 +93,7 @@ from protocols.kafka.errors import KafkaError
 from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.kafka.registry import SERVED, Served
 from protocols.peers import Authenticate, is_loopback, is_welcome
-from protocols.sansio import Outbox, Rest, nothing
+from protocols.sansio import Outbox, Rest
 from routing.broker import Broker
 from routing.clients import Client
 from routing.errors import AccessRefused, BrokerError
@@ -193,8 +194,10 @@ class KafkaAdapter:
             return
         if self._certificate_name is not None:
             await self._login_by_certificate()
-        frames = self._frames.feed(data)
-        at = 0
+        await self._take(self._frames.feed(data), 0)
+
+    async def _take(self, frames: Sequence[BytesLike], at: int) -> None:
+        """Serve what came from `frames[at]` on."""
         while at < len(frames):
             if self._outbox.pending_bytes > self._config.replies_bytes_max:
                 self._broker.end_turn()
@@ -207,7 +210,11 @@ class KafkaAdapter:
             if self.closed or self._ending:
                 return
             try:
-                at += await self._serve_next(frames, at)
+                served = await self._serve_next(frames, at)
+                if not served:
+                    self.left = partial(self._take, frames, at)
+                    return
+                at += served
             except Malformed as error:
                 self._give_up(str(error))
                 return
@@ -309,7 +316,7 @@ class KafkaAdapter:
     # Requests
 
     async def _serve_next(self, frames: Sequence[BytesLike], at: int) -> int:
-        """Serve the request at `frames[at]`, maybe with some of those behind it; how many."""
+        """Serve the request at `frames[at]`, maybe with some of those behind it; how many, 0: it has to wait."""
         if self.door.bare_tokens:
             await self._take_token(frames[at])
             return 1
@@ -317,10 +324,10 @@ class KafkaAdapter:
             room = self._config.requests_in_flight_max - self.waiting
             if served := await self._again.serve(self, frames, at, room):
                 return served
-        await self._serve(frames[at])
-        return 1
+        return int(await self._serve(frames[at]))
 
-    async def _serve(self, frame: BytesLike) -> None:
+    async def _serve(self, frame: BytesLike) -> bool:
+        """False: it has to wait until publishers need not, as nobody would be told that it is refused."""
         if len(frame) < _HEADER.size:
             raise Malformed("no request header")
         key, version, correlation_id, size = _HEADER.unpack_from(frame)
@@ -334,7 +341,7 @@ class KafkaAdapter:
                 raise Malformed(f"version {version} of {served.api.name} is not served")
             waiting = self.queued(served, 0, head)
             waiting.answer(adapter_18_api_versions.unsupported_version())
-            return
+            return True
         try:
             client_id = str(frame[_HEADER.size : at], "utf-8") if size >= 0 else None
             if served.api.is_flexible(version):
@@ -347,12 +354,12 @@ class KafkaAdapter:
         request = read_message(reader, frame, at, self._config.request_elements_max)
         if self.door.grants is None and not served.before_login:
             raise Malformed(f"{served.api.name} before the login")
-        waiting = self.queued(served, version, head)
-        call = Call(version, client_id, waiting.answer)
         if key == _PRODUCE:
             self.published = True
-            if request.acks == adapter_00_produce.NONE and self.door.broker.blocked is not None:
-                self.left = nothing  # who would not be told that it is refused
+            if request.acks == adapter_00_produce.NONE and self._broker.blocked is not None:
+                return False
+        waiting = self.queued(served, version, head)
+        call = Call(version, client_id, waiting.answer)
         try:
             reply = await served.handler(self.door, call, request)
         except ENGINE_ERRORS as error:
@@ -362,6 +369,7 @@ class KafkaAdapter:
             waiting.answer(reply)
         if key == _PRODUCE and Again.is_fit(request):
             self._again = Again(self.door, version, frame, request)
+        return True
 
     def queued(self, served: Served, version: int, head: bytes, count: int = 1) -> Waiting:
         """A request's place in the line, or that of so many which are answered together."""

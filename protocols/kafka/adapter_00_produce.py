@@ -7,7 +7,7 @@
 3. An idempotent producer's batch that is there already is answered with where it lies (`core_log/producer_states.py`);
    one that is out of order because the one before it was refused is refused as well (`adapter_refusals.py`).
 4. A batch of a transaction is taken if its partition was added to that before (`routing/log_transactions`).
-5. While publishers are blocked a batch is refused with a code that clients try again after.
+5. While publishers are blocked a batch is refused with a code that clients try again after; with acks=0 it waits.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ from routing.topics.topic_partition import TopicPartition
 
 ALL, NONE = -1, 0
 _LEADERS_SINCE = 10
-_UNTOLD = (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR)
-"""Of acks=0: who comes again while publishers are blocked finds them blocked, and is not read from where he is."""
-
 _NAMED_MAX = 10_000
 """Records that a reply blames; where more are to blame none is named, and clients take it to be all of the batch."""
 
@@ -115,7 +112,7 @@ class Producing:
 
     def _leave_unanswered(self) -> None:
         """End the connection if a batch was refused: nothing else tells the client, who asks anew who leads then."""
-        refused = [entry for entry in self._entries if entry.error_code not in _UNTOLD]
+        refused = [entry for entry in self._entries if entry.error_code]
         if refused:
             code, why = ErrorCode(refused[0].error_code), refused[0].error_message
             log.info("a batch without acks was refused", peer=self._door.peer, reason=f"{code.name}: {why}")

@@ -29,13 +29,19 @@ async def test_who_wants_no_answer_is_told_by_the_end_of_the_connection_what_was
         assert len(peer.replies()) == 1
 
 
-async def test_who_wants_no_answer_stays_while_publishers_are_blocked() -> None:
-    """He is not read from then, as he would be if he came again."""
+async def test_who_wants_no_answer_waits_while_publishers_are_blocked() -> None:
     async with kafka_broker() as broker:
         peer = Peer(broker)
+        await broker.create_topic("t", partitions=1, config={})
         broker.alarms.memory_bytes, broker.alarms.memory_bytes_max = 2, 1
         broker.alarms.check()
         topics = [Entity(name="t", partition_data=[Entity(index=0, records=[batch_of([b"a"])])])]
         await peer.send(PRODUCE, 9, acks=0, topic_data=topics)
-        assert not peer.adapter.closed
-        assert peer.adapter.left is not None
+        left, peer.adapter.left = peer.adapter.left, None
+        assert left is not None
+        (log,) = [partition.log for partition in broker.topics["t"].partitions]
+        assert log.log_end_offset == 0
+        broker.alarms.memory_bytes_max = 0
+        broker.alarms.check()
+        await left()
+        assert (peer.adapter.closed, peer.adapter.left, log.log_end_offset) == (False, None, 1)
