@@ -27,8 +27,8 @@ Partition = Mapping[str, Any]
 
 
 def cluster_status(client: BlockingClient) -> dict[str, Any]:
-    """`broker` (who was asked), `controller`, `has_lease`, `etcd_refuses`, `brokers`, `counters`, `partitions`: see
-    `routing/administration/status.py`.
+    """`broker` (who was asked), `controller`, `has_lease`, `serves`, `etcd_refuses`, `brokers`, `counters`,
+    `partitions`: see `routing/administration/status.py`.
     """
     found: dict[str, Any] = client.administer("cluster.brokers")
     columns, rows = list_all(client, "cluster.partitions")
@@ -40,8 +40,9 @@ def cluster_status(client: BlockingClient) -> dict[str, Any]:
 def show_troubles(found: Mapping[str, Any]) -> None:
     """Name what is not as it should be."""
     if not found.get("has_lease", True):
+        leads = "it goes on serving" if found.get("serves") else "it leads nothing"
         click.echo(
-            f"broker {found['broker']} has no lease, as etcd does not renew it: it leads nothing, "
+            f"broker {found['broker']} has no lease, as etcd does not renew it: {leads}, "
             "and what is said here is what it knew last"
         )
     if found.get("etcd_refuses"):

@@ -122,9 +122,9 @@ class WebPages:
         return HTTPStatus.OK, headers, body
 
     def _health(self) -> Page:
-        """Whether clients are served: by a member of a cluster, whether it has its lease. Raises Refused."""
+        """Whether clients are served. Raises Refused."""
         cluster = self._broker.cluster
-        if cluster is not None and cluster.has_no_lease:
+        if cluster is not None and not cluster.serves:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "this broker is not registered in its cluster now")
         return HTTPStatus.OK, [("Content-Type", "text/plain; charset=utf-8")], b"ok\n"
 

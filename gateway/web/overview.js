@@ -87,7 +87,7 @@ function troubles(cluster, partitions) {
     if (which.length)
       found.push(`${what}, ${number(which.length)} of ${number(partitions.length)} partitions: ` + which.slice(0, NAMED).map((one) => `${one.topic}-${one.partition}`).join(", ") + (which.length > NAMED ? " …" : ""))
   }
-  if (!cluster.has_lease) found.push(`broker ${cluster.broker} has no lease, as etcd does not renew it: it leads nothing, and what is said here is what it knew last`)
+  if (!cluster.has_lease) found.push(`broker ${cluster.broker} has no lease, as etcd does not renew it: ${cluster.serves ? "it goes on serving" : "it leads nothing"}, and what is said here is what it knew last`)
   if (cluster.etcd_refuses) found.push(`etcd takes no changes, so nothing is declared and nobody is elected: ${cluster.etcd_refuses}`)
   const gone = cluster.brokers.filter((one) => !one.alive).map((one) => one.id)
   if (gone.length) found.push(`brokers that are gone: ${gone.join(", ")}`)

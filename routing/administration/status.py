@@ -32,8 +32,8 @@ COLUMNS = (
 
 @operation("cluster.brokers", tags=LOOKS)
 async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
-    """The broker that is asked, the controller, whether the former has its lease (else all this is what it knew last),
-    and all brokers that there are.
+    """The broker that is asked, the controller, whether the former has its lease (else all this is what it knew last)
+    and serves all the same, and all brokers that there are.
     """
     cluster = broker.cluster
     if cluster is None:
@@ -43,7 +43,8 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
             "low_on_disk": broker.alarms.disk_low,
         }
         brokers = [_described(0, None) | {"alive": True} | now]
-        return {"broker": 0, "controller": None, "has_lease": True, "etcd_refuses": "", "brokers": brokers}
+        said = {"broker": 0, "controller": None, "has_lease": True, "serves": True, "etcd_refuses": ""}
+        return said | {"brokers": brokers}
     entry = cluster.store.get(CONTROLLER)
     controller = decode(entry.value, ControllerRecord).broker if entry is not None else None
     alive = cluster.members.brokers
@@ -58,6 +59,7 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
         "broker": cluster.broker_id,
         "controller": controller,
         "has_lease": not cluster.has_no_lease,
+        "serves": cluster.serves,
         "etcd_refuses": cluster.store.refusal,
         "brokers": brokers,
     }

@@ -315,6 +315,20 @@ class Cluster:
         """Others decide whether it may serve, as long as their word is fresh."""
         return self._clock() >= self.store.lease_deadline
 
+    @property
+    def serves(self) -> bool:
+        """Whether it has its lease, or goes on without, as where etcd is away for all: it leads something by the fresh
+        word of others, or leads nothing, and has a link to some of them.
+        """
+        if not self.has_no_lease:
+            return True
+        now_s = self._clock()
+        roles = (replica.role for replica in self.replicas.by_name.values())
+        led = [role for role in roles if isinstance(role, Leader) and role.followers]
+        if not led:
+            return bool(self.replicas.leaders)
+        return any(len(role.insync) > 1 and role.may_serve(now_s, now_s) for role in led)
+
     def may_append(self, name: str) -> bool:
         """Whether this broker leads a log and may serve now. Whether what is appended can be committed, too, is
         `Leader.may_append`: see `role_of`.

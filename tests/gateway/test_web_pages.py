@@ -29,13 +29,14 @@ from routing.administration import administer
 from tests.gateway.shell import open_door
 from tests.gateway.test_websocket import answer_of
 from tests.support import BrokerProcess, broker_process
-from tests.support.home_cluster import mesh
+from tests.support.home_cluster import mesh, until
 from tests.support.metrics import parsed, scraped
 from tests.support.web import HOST, with_tls
 
 openmetrics = pytest.importorskip(
     "prometheus_client.openmetrics.parser", reason="these doors need pip install 'millrace[metrics]'"
 )
+NO_LEASE = "broker 1 has no lease, as etcd does not renew it: "
 CONFIG = """
 [http]
 loopback_without_user = {open}
@@ -128,7 +129,7 @@ def test_health(broker: BrokerProcess, closed: BrokerProcess) -> None:
             assert (answer.status, answer.read()) == (200, b"ok\n")
 
 
-async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_member_of_a_cluster_is_well_while_it_serves(capsys: pytest.CaptureFixture[str]) -> None:
     async with mesh() as brokers, open_door() as door:
         member = brokers.members[1]
         from gateway.web_pages import WebPages
@@ -150,11 +151,27 @@ async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease(capsys: pyte
             show_troubles({**found, "partitions": []})
             return capsys.readouterr().out
 
+        def lost() -> bool:
+            member.one.store.lease_deadline = -1.0
+            return not member.part.serves
+
         assert await health() == b"HTTP/1.1 200 OK"
         assert "lease" not in await status()
-        member.one.store.lease_deadline = -1.0
+        await until(lambda: not lost())
+        assert await health() == b"HTTP/1.1 200 OK", (
+            "others say that they do not lead what it leads: etcd is away for all"
+        )
+        assert (await status()).startswith(NO_LEASE + "it goes on serving, and")
+        last = await brokers.add(4)
+        last.one.store.lease_deadline = -1.0
+        assert last.part.serves, "it leads nothing, and its clients go on at those to which it has links"
+        for one in (last, member):
+            one.cut()
+        last.one.store.lease_deadline = -1.0
+        assert not last.part.serves
+        await until(lost)
         assert await health() == b"HTTP/1.1 503 Service Unavailable"
-        assert (await status()).startswith("broker 1 has no lease, as etcd does not renew it")
+        assert (await status()).startswith(NO_LEASE + "it leads nothing, and")
 
 
 @pytest.mark.parametrize(
