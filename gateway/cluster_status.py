@@ -16,6 +16,7 @@ _NAMED_MAX = 10
 SINGLE_COPY = "single copy (acks=all proves no more than one)"
 
 _OF_BROKERS = {
+    "draining": "drained, so it leads nothing until it is undrained",
     "refusing": "the disk takes nothing at broker",
     "stalled": "the disk does not answer at broker",
     "low_on_disk": "low on disk at broker",

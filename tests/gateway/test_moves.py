@@ -20,6 +20,7 @@ from core_log.replication.state import LogState
 from gateway.cli import main
 from gateway.cli import serve as serve_command
 from gateway.cluster_admin_cli import led_by
+from gateway.cluster_status import show_troubles
 from gateway.etcd_process import EtcdProcess
 from protocols.native.clients.client import Client, Link
 from protocols.native.errors import ErrorCode, MillraceError
@@ -92,7 +93,9 @@ class Load:
             self.longest_s[index] = max(self.longest_s[index], trio.current_time() - began)
 
 
-async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_a_broker_is_drained_under_load(
+    etcd: EtcdProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with three(etcd, tmp_path, "drain") as (nursery, brokers), AsyncExitStack() as stack:
         links = {number: await stack.enter_async_context(link(broker)) for number, broker in brokers.items()}
         async with client_of(brokers[2]) as client:
@@ -108,6 +111,8 @@ async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path)
             assert all(1 in state_of(brokers[2], "t", index).isr_brokers for index in range(6)), "it keeps its replicas"
             found = await client.administer("cluster.brokers")
             assert [broker["draining"] for broker in found["brokers"]] == [True, False, False]
+            show_troubles({**found, "partitions": []})
+            assert "drained, so it leads nothing until it is undrained: 1\n" in capsys.readouterr().out
             before = list(load.sent)
             await until(lambda: all(now > then + 50 for now, then in zip(load.sent, before, strict=True)))
             await load.stop()
