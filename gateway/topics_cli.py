@@ -170,7 +170,7 @@ def describe(client: BlockingClient, name: str, all_settings: bool, as_json: boo
 def find(client: BlockingClient, name: str, key: str, partition: int | None, limit: int, as_json: bool) -> None:
     """Print where topic NAME has records with a key: all that are committed, by partition and offset.
 
-    The log is looked through, as there is no index.
+    At once if the topic has millrace.key.index.enable=true; else the log is looked through.
     """
     found = client.find_records(name, os.fsencode(key), limit=limit, partition=partition)
     rows = [
