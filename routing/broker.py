@@ -168,6 +168,7 @@ class Broker(Turns):
             self.topology.catalog.spread = cluster.revisions.everywhere
             self.topology.topic_gone = self._topic_gone
         self.topology.queue_gone = self._queue_gone
+        self.topology.vhost_gone = lambda name: self.traces.pop(name, None)
 
     def _begin_services(self, users: Mapping[str, str], wall_clock_ms: Callable[[], int]) -> None:
         """What stands on queues and topics: `open_broker` says what is raised."""

@@ -81,6 +81,8 @@ class Topology:
         """The same of a durable queue, before it goes."""
         self.vhost_made: Callable[[VirtualHost], None] | None = None
         """Called with each that is made from now on."""
+        self.vhost_gone: Callable[[str], object] | None = None
+        """Told of the name of one that is deleted, whoever did it."""
         self.place_queue: Callable[[int, Mapping[str, Any]], int] = lambda queue_id, _: queue_id % config.stripes
         """The home of a new durable queue, from its id and arguments."""
         self._host = host
@@ -308,6 +310,8 @@ class Topology:
             policies = [policy_key(name, one, operator=False) for one in gone.policies.own]
             policies += [policy_key(name, one, operator=True) for one in gone.policies.operator]
             del self.vhosts[name]
+            if self.vhost_gone is not None:
+                self.vhost_gone(name)
             self._erase([*(entry.key for entry in entries if entry.durable), *policies])
             for client in list(gone.connections.values()):
                 client.close(f"vhost '{name}' is deleted")

@@ -21,6 +21,7 @@ from routing.errors import (
     StorageUnavailable,
 )
 from routing.message import Slab
+from routing.tracing import trace
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
 
 
@@ -142,6 +143,19 @@ async def test_deleting_takes_everything_along() -> None:
         assert await drain(running, "v", "q") == []
     async with engine(files) as running:
         assert list(running.broker.topology.vhosts) == ["/", "v"]
+
+
+async def test_one_that_is_traced_when_it_is_deleted_is_not_kept() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.set_vhost("v")
+        trace(broker, "v", on=True)
+        await broker.delete_vhost("v")
+        assert not broker.traces
+        await broker.set_vhost("v")
+        assert broker.topology.vhost("v").trace is None
+        trace(broker, "v", on=True)
+        assert list(broker.traces) == ["v"]
 
 
 async def test_permissions_go_with_it_in_one_change_however_it_ends() -> None:
