@@ -246,8 +246,10 @@ class VirtualHost:
     def _view(self, topic: str | None, more: int) -> None:
         if topic is not None:
             self.viewed[topic] += more
+            if not self.viewed[topic]:
+                del self.viewed[topic]
             if topic in self.topics:
-                self.topics[topic].view(self.viewed[topic] > 0)
+                self.topics[topic].view(topic in self.viewed)
 
     def add_stream(self, stream: Stream) -> None:
         """Make a stream known by its name."""

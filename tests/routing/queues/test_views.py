@@ -96,6 +96,21 @@ async def test_more_workers_than_partitions_share_the_records_and_readers_of_the
         assert [one.body for each in workers for one in each.take()] == ["later"]
 
 
+async def test_nothing_is_remembered_of_a_topic_whose_views_are_gone() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await topic(running)
+        for name in ("v", "w"):
+            await view(running, name)
+        viewed = broker.topology.vhost("/").viewed
+        await broker.delete_queue("v")
+        assert viewed == {"t": 1}
+        assert broker.topics["t"].is_viewed
+        await broker.delete_queue("w")
+        assert list(viewed) == []
+        assert not broker.topics["t"].is_viewed
+
+
 async def test_two_views_and_a_stream_of_one_topic_have_nothing_to_do_with_each_other() -> None:
     async with engine(MemoryFiles()) as running:
         await running.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
