@@ -203,7 +203,11 @@ class ServedBroker:
         self.link.not_led(log, leader_epoch, last=self._serving.epoch_of(log) > leader_epoch)
 
     def moved(self, log: str, leader_epoch: int, *, is_renewed: bool) -> None:
-        """Rule 4; `publisher` was told."""
+        """Rule 4; `publisher` was told. Without an epoch the log is deleted."""
+        if not leader_epoch:
+            self._asked.pop(log, None)
+            self._follows.pop(log, None)
+            return
         asked = self._asked.get(log)
         if asked is not None and asked < leader_epoch and not is_renewed:
             del self._asked[log]

@@ -75,8 +75,12 @@ class Serving:
         return self.broker.cluster.role_of(log) if self.broker.cluster is not None else None
 
     def moved(self, log: str) -> None:
-        """Its leader, or the part of this broker in it, may be another: rule 4 of `served_broker.py`."""
+        """Its leader, or the part of this broker in it, may be another: rule 4 of `served_broker.py`. Of a log that is
+        deleted nothing is known any more.
+        """
         role, leader_epoch = self.role_of(log), self.epoch_of(log)
+        if not leader_epoch:
+            role = None  # this broker's part in it ends a moment later
         for broker, publisher in self._publishers.items():
             served = self.links.get(broker)
             here = served if served is not None and served.publisher is publisher else None

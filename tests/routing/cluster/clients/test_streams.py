@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from gc import collect
+from weakref import ref
 
 import pytest
 import trio
@@ -93,6 +95,24 @@ async def test_nothing_is_missing_or_out_of_order_when_leaders_are_killed() -> N
             assert [body for body in dict.fromkeys(bodies) if int(body) >= 50] == sent[50:]
             assert [at for at, _, _ in one.got] == sorted({at for at, _, _ in one.got}), "each offset once, in order"
             assert set(expected[50:]) <= set(bodies)
+
+
+async def test_nothing_is_left_of_a_deleted_one_where_another_broker_has_published_to_it() -> None:
+    async with mesh(serve_each_other=True) as found:
+        without = await made(found)
+        await publish_safely(without, "a")
+        (leader,) = [one for one in leaders(found) if stream_of(one)._partition.forward is None and one is not without]
+        serving = leader.broker.engine.serving  # type: ignore[union-attr]
+        served, log = serving.links[without.me], ref(stream_of(leader)._partition.log)
+        (name,) = [name for name in served._asked if name.startswith("topic-")]
+        assert served.publisher is not None
+        assert name in served.publisher.logs
+        await without.broker.delete_queue("s")
+        await until(lambda: not any(one.broker.topology.vhosts["/"].streams for one in found.members.values()))
+        await until(lambda: name not in served.publisher.logs)  # type: ignore[union-attr]
+        assert name not in served._asked
+        assert name not in served._follows
+        await until(lambda: collect() >= 0 and log() is None)
 
 
 async def test_without_a_leader_readers_wait_and_what_needs_one_is_refused() -> None:
