@@ -4,7 +4,8 @@
 
 1. The socket is plain and non-blocking, and `Readers` calls `turn` when there is something to read. `fair_reads` says
    how much is read, and who goes first.
-   While the broker is short of disk or memory, whoever publishes is not read from until it is over.
+   While the broker is short of disk or memory, whoever publishes is not read from until it is over, or until the peer
+   has closed and would be overdue: else those who come and go take all the connections there may be.
 2. Back-pressure comes after a read was handled, never within: the turn waits while too much waits for the disk, or
    too much for its own peer; deliveries go on meanwhile. Who adds little to what waits for the disk, or nothing, may go
    on for longer: with one who floods a slow disk all others would stand still. It never depends on the length of
@@ -38,7 +39,7 @@ from gateway.config import Limits
 from gateway.fair_reads import FairReads, Neighbours
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.readers import Readers
-from gateway.sockets import see_off, send_all
+from gateway.sockets import has_hung_up, see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
 from protocols.sansio import Adapter
 
@@ -403,6 +404,10 @@ class Connection:
             if not adapter.closed and due <= now:
                 if self._is_kept_waiting(due):
                     self._arm_at(now + _LOOK_AGAIN_S)
+                    return
+                if self._holds and has_hung_up(self._socket):
+                    self.outbox.discard()
+                    self._wake()
                     return
                 if self._drains:  # it is not read from, and what it takes is a sign of life
                     adapter.held, self.outbox.moved = self.outbox.moved, False

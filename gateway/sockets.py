@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from contextlib import suppress
 
@@ -44,6 +45,14 @@ def do_not_pace(sock: socket.socket) -> None:
                 return
             if sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, _NAME_BYTES_MAX).startswith(b"bbr"):
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, b"reno")
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether the peer has closed its side, or is gone, though something may be left to read. Where the system does not
+    tell the former (macOS), only the latter."""
+    poll = select.poll()
+    poll.register(sock, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
 
 
 async def receive(sock: socket.socket) -> bytes:

@@ -429,39 +429,6 @@ async def test_who_publishes_to_a_queue_that_is_behind_is_read_from_when_more_of
             assert await receive_exactly(publisher, 2) == b"p2"
 
 
-class BlockedAdapter(PublisherAdapter):
-    """Publishers are blocked."""
-
-    blocked = True
-
-
-async def test_a_held_connection_can_be_ended() -> None:
-    async with open_door(BlockedAdapter) as door, await door.connect() as client:
-        door.shell.publishers_blocked("low on disk")
-        await client.send_all(b"p")
-        adapter = await door.adapter()
-        await until(lambda: adapter.held)
-        (connection,) = door.shell.connections
-        connection.shut_down("bye")
-        door.shell.end_turn()
-        assert await receive_all(client) == b"bye"
-        await until(lambda: adapter.lost)
-
-
-async def test_a_held_connection_ends_when_nothing_can_be_sent_to_the_peer() -> None:
-    async with open_door(BlockedAdapter) as door:
-        door.shell.publishers_blocked("low on disk")
-        async with await door.connect() as client:
-            await client.send_all(b"p")
-            adapter = await door.adapter()
-            await until(lambda: adapter.held)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing it is a reset
-        adapter.outbox.write(b"heartbeat")
-        door.shell.end_turn()
-        await until(lambda: adapter.lost)
-        await until(lambda: not door.shell.connections)
-
-
 async def test_the_silence_of_a_peer_that_is_waited_for_means_nothing() -> None:
     class Slow(EchoAdapter):
         def __init__(self, outbox: Outbox, peer: str) -> None:
