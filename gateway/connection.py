@@ -308,10 +308,15 @@ class Connection:
             await shell.cold_reads.wait(published_bytes)
         if shell.wait_to_publish is not None:
             await shell.wait_to_publish()
-        while (left := adapter.left) is not None and await self._hold():
+        while (left := adapter.left) is not None:
+            if not await self._hold():
+                self._peer_closed = self.outbox.broken  # what follows is nothing without what was put off
+                break
             adapter.left = None
             await left()
             shell.end_turn()
+            if adapter.next_timer_at() < self._armed_at:
+                self._arm()
         adapter.held = False
 
     async def _hold(self) -> bool:

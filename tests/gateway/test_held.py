@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
+import pytest
 import trio
 
 from tests.gateway.shell import open_door, receive_all, until
@@ -44,6 +45,21 @@ async def test_a_held_connection_ends_when_nothing_can_be_sent_to_the_peer() -> 
         await until(lambda: not door.shell.connections)
 
 
+async def test_what_follows_what_a_held_connection_never_took_is_not_taken_either() -> None:
+    async with open_door(BlockedAdapter) as door:
+        door.shell.publishers_blocked("low on disk")
+        async with await door.connect() as client:
+            await client.send_all(b"p")
+            adapter = await door.adapter()
+            await until(lambda: adapter.held)
+            await client.send_all(b"commit")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        adapter.outbox.write(b"heartbeat")
+        door.shell.end_turn()
+        await until(lambda: adapter.lost)
+        assert adapter.reads == []
+
+
 async def test_a_held_connection_whose_peer_has_closed_ends_when_the_peer_is_overdue() -> None:
     class Overdue(BlockedAdapter):
         def handle_timer(self, now: float) -> None:
@@ -61,4 +77,26 @@ async def test_a_held_connection_whose_peer_has_closed_ends_when_the_peer_is_ove
             connection._arm()
             await until(lambda: len(adapter.timer_calls) > 1)
             assert not adapter.lost, "it is there, and waits"
+            await client.send_all(b"unread")
         await until(lambda: adapter.lost)
+        assert adapter.reads == []
+
+
+async def test_a_deadline_that_comes_with_what_was_put_off_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closing(PublisherAdapter):
+        async def handle(self, data: bytes) -> None:
+            await super().handle(data)
+            if self.left is not None:
+                self.left = self.give_up
+
+        async def give_up(self) -> None:
+            self.deadline_s = trio.current_time()
+
+    async with open_door(Closing) as door, await door.connect() as client:
+        monkeypatch.setattr(Closing, "blocked", True)
+        door.shell.publishers_blocked("low on disk")
+        await client.send_all(b"p")
+        adapter = await door.adapter()
+        await until(lambda: adapter.held)
+        door.shell.publishers_blocked(None)
+        await until(lambda: adapter.timer_calls)
