@@ -66,7 +66,7 @@ class Standby:
     def __init__(self, offset: int) -> None:
         self.offset = offset
         self.sets: dict[int, tuple[tuple[int, ...], int]] = {}
-        """The queues of each destination set, and where the log says so."""
+        """The queues of each destination set, and where the log says so; no queues: see `_needed_sets`."""
         self.next_set_id = 1
         self.live: dict[int, array[int]] = {}
         """Packed ranges, by queue id."""
@@ -281,11 +281,22 @@ class Standby:
         for fed in spent:
             fed.clear()
         self._settled_count = 0
-        self.sets = {set_id: found for set_id, found in self.sets.items() if set_id > 0}
+        self.sets = self._needed_sets(frozenset(queue_ids), start)
         if self.facts or self.moves:
             blocks = self._live_blocks()
             self.facts.keep(blocks)
             self.moves.keep(blocks)
+
+    def _needed_sets(self, queue_ids: Collection[int], start: int) -> dict[int, tuple[tuple[int, ...], int]]:
+        """Those that messages may name from here on. Where all queues have gone these are for nobody, and their set is
+        one of no queues until the log begins behind this point.
+        """
+        needed = {}
+        for set_id, (ids, offset) in self.sets.items():
+            if set_id < 0 or not (ids or offset >= start):
+                continue
+            needed[set_id] = (ids, offset) if not ids or any(one in queue_ids for one in ids) else ((), self.offset)
+        return needed
 
     def _distribute(self) -> dict[int, list[int]]:
         """What was put into each queue, by its id, in the log's order, as packed ranges."""

@@ -55,3 +55,38 @@ def test_an_id_that_was_given_again_means_to_each_message_what_it_meant_then() -
     assert (live(standby, A), live(standby, B)) == ([(first, 2)], [(second, 4)])
     assert {set_id: queue_ids for set_id, (queue_ids, _) in standby.sets.items()} == {1: (B,)}
     assert standby.next_set_id == 2
+
+
+def test_a_set_whose_queues_have_gone_is_kept_until_the_log_begins_behind_that() -> None:
+    standby = Standby(0)
+    for set_id, queue_ids in ((1, (A,)), (2, (A, B)), (3, (B,))):
+        defined(standby, set_id, *queue_ids)
+        published(standby, set_id, 2)
+    standby.fold(standby.queue_ids, 0)  # nobody knows which have gone
+    assert standby.queue_ids == {A, B}
+    gone_at = standby.offset
+    standby.fold({B}, 0)
+    assert standby.queue_ids == {A, B}, "one of a set is still there"
+    published(standby, 1, 3)  # the leader heard of it later
+    last = published(standby, 3, 1)
+    assert standby.is_defined
+    standby.fold({B}, gone_at)
+    assert live(standby, B)[-1] == (last, 1)
+    assert set(standby.sets) == {1, 2, 3}
+    standby.fold({B}, gone_at + 1)
+    assert standby.sets == {2: ((A, B), standby.sets[2][1]), 3: ((B,), standby.sets[3][1])}
+    assert standby.next_set_id == 4, "and its id is nobody's again"
+    standby.fold((), gone_at + 1)
+    standby.fold((), standby.offset + 1)
+    assert (standby.sets, standby.queue_ids) == ({}, set())
+
+
+def test_the_id_of_a_set_whose_queues_have_gone_may_be_given_again() -> None:
+    standby = Standby(0)
+    defined(standby, 1, A)
+    standby.fold((), 0)
+    published(standby, 1, 2)
+    defined(standby, 1, B)
+    second = published(standby, 1, 4)
+    standby.fold({B}, 0)
+    assert live(standby, B) == [(second, 4)]
