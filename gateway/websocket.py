@@ -30,9 +30,13 @@ from gateway.errors import PeerGone, Refused
 from gateway.http import Exchange, Headers, Request, is_listed
 from gateway.tls import TlsLayer
 from protocols.buffers import BytesLike
+from protocols.mqtt.packets import frame as packet_frame
 
 if TYPE_CHECKING:
     from gateway.config import WebSocketConfig
+
+_PACKET_BYTES_MAX = 5 + (1 << 28) - 1
+"""What MQTT has lengths for, its own fixed header included."""
 
 FRAME_BYTES = 512 << 10
 """Most that is sent as one frame: there are clients that take no more than a megabyte."""
@@ -154,15 +158,15 @@ class WebSocket:
                 size = _ended(framed, run, size)
                 framed.append(piece)
                 continue
-            start = 0
+            start, view = 0, memoryview(piece)
             while start < end:
                 if not missing:
                     size = _ended(framed, run, size)
-                    missing = packet_bytes(piece, start)
+                    missing = packet_frame(piece, start, end, _PACKET_BYTES_MAX)[1] - start
                 elif size == FRAME_BYTES:
                     size = _ended(framed, run, size)
                 some = min(missing, end - start, FRAME_BYTES - size)
-                run.append(piece if some == end else memoryview(piece)[start : start + some])
+                run.append(piece if some == end else view[start : start + some])
                 size += some
                 missing -= some
                 start += some
@@ -229,17 +233,6 @@ def header(size: int) -> bytes:
     if size < 1 << 16:
         return bytes((_WHOLE_BINARY, 126)) + size.to_bytes(2, "big")
     return bytes((_WHOLE_BINARY, 127)) + size.to_bytes(8, "big")
-
-
-def packet_bytes(data: BytesLike, start: int) -> int:
-    """The bytes of the MQTT packet that begins at `start`; all that is there, if its length is not whole."""
-    length = shift = 0
-    for position in range(start + 1, min(start + 5, len(data))):
-        length |= (data[position] & 0x7F) << shift
-        if data[position] < 0x80:
-            return position + 1 - start + length
-        shift += 7
-    return len(data) - start
 
 
 def _ended(framed: list[BytesLike], run: list[BytesLike], size: int) -> int:

@@ -20,6 +20,7 @@ Rules of this module. 1. Functions of bytes, no state: publishes are `publish_ru
 
 from __future__ import annotations
 
+from protocols.buffers import BytesLike
 from protocols.mqtt.events import NEVER_S, Connect, Subscribe, SubscriptionRequest, Unsubscribe, Will
 from protocols.mqtt.properties import read_field, read_text
 from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
@@ -31,7 +32,7 @@ _PROTOCOL_LEVELS = {"MQTT": (4, 5, 4 | _BRIDGE), "MQIsdp": (3, 3 | _BRIDGE)}
 """With the bit by which Mosquitto's bridges say that they are such; in MQTT 5 subscriptions can say what it means."""
 
 
-def frame(data: bytes, position: int, end: int, packet_bytes_max: int) -> tuple[int, int]:
+def frame(data: BytesLike, position: int, end: int, packet_bytes_max: int) -> tuple[int, int]:
     """Where the body of the packet at `position` begins and where it stops; beyond `end` means that bytes are missing.
 
     Raises MqttProtocolError for a length that is malformed, or larger than the limit.

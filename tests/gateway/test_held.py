@@ -8,7 +8,7 @@ import struct
 import pytest
 import trio
 
-from tests.gateway.shell import open_door, receive_all, until
+from tests.gateway.shell import Door, open_door, receive_all, until
 from tests.gateway.test_connection import PublisherAdapter
 
 
@@ -18,12 +18,25 @@ class BlockedAdapter(PublisherAdapter):
     blocked = True
 
 
+async def held(door: Door, client: trio.SocketStream) -> BlockedAdapter:
+    """What a client publishes is put off."""
+    await client.send_all(b"p")
+    adapter = await door.adapter()
+    await until(lambda: adapter.held)
+    return adapter
+
+
+async def is_lost(door: Door, adapter: BlockedAdapter) -> None:
+    """Something is sent to a peer that is gone."""
+    adapter.outbox.write(b"heartbeat")
+    door.shell.end_turn()
+    await until(lambda: adapter.lost)
+
+
 async def test_a_held_connection_can_be_ended() -> None:
     async with open_door(BlockedAdapter) as door, await door.connect() as client:
         door.shell.publishers_blocked("low on disk")
-        await client.send_all(b"p")
-        adapter = await door.adapter()
-        await until(lambda: adapter.held)
+        adapter = await held(door, client)
         (connection,) = door.shell.connections
         connection.shut_down("bye")
         door.shell.end_turn()
@@ -35,13 +48,9 @@ async def test_a_held_connection_ends_when_nothing_can_be_sent_to_the_peer() -> 
     async with open_door(BlockedAdapter) as door:
         door.shell.publishers_blocked("low on disk")
         async with await door.connect() as client:
-            await client.send_all(b"p")
-            adapter = await door.adapter()
-            await until(lambda: adapter.held)
+            adapter = await held(door, client)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing it is a reset
-        adapter.outbox.write(b"heartbeat")
-        door.shell.end_turn()
-        await until(lambda: adapter.lost)
+        await is_lost(door, adapter)
         await until(lambda: not door.shell.connections)
 
 
@@ -49,14 +58,10 @@ async def test_what_follows_what_a_held_connection_never_took_is_not_taken_eithe
     async with open_door(BlockedAdapter) as door:
         door.shell.publishers_blocked("low on disk")
         async with await door.connect() as client:
-            await client.send_all(b"p")
-            adapter = await door.adapter()
-            await until(lambda: adapter.held)
+            adapter = await held(door, client)
             await client.send_all(b"commit")
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        adapter.outbox.write(b"heartbeat")
-        door.shell.end_turn()
-        await until(lambda: adapter.lost)
+        await is_lost(door, adapter)
         assert adapter.reads == []
 
 
@@ -69,9 +74,7 @@ async def test_a_held_connection_whose_peer_has_closed_ends_when_the_peer_is_ove
     async with open_door(Overdue) as door:
         door.shell.publishers_blocked("low on disk")
         async with await door.connect() as client:
-            await client.send_all(b"p")
-            adapter = await door.adapter()
-            await until(lambda: adapter.held)
+            adapter = await held(door, client)
             (connection,) = door.shell.connections
             adapter.deadline_s = trio.current_time()
             connection._arm()
@@ -95,8 +98,6 @@ async def test_a_deadline_that_comes_with_what_was_put_off_counts(monkeypatch: p
     async with open_door(Closing) as door, await door.connect() as client:
         monkeypatch.setattr(Closing, "blocked", True)
         door.shell.publishers_blocked("low on disk")
-        await client.send_all(b"p")
-        adapter = await door.adapter()
-        await until(lambda: adapter.held)
+        adapter = await held(door, client)
         door.shell.publishers_blocked(None)
         await until(lambda: adapter.timer_calls)
