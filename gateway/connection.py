@@ -286,7 +286,7 @@ class Connection:
         if not data:
             self._peer_closed = True
             return False
-        reads.took(len(data), began, perf_counter())
+        reads.took(len(data), began, perf_counter(), outbox.written_bytes)
         if adapter.next_timer_at() < self._armed_at:
             self._arm()
         if outbox.pending_bytes > shell.limits.outbox_bytes_high:
