@@ -4,8 +4,8 @@
    stride. So payloads are cut out at that stride, and the packets that they would make under this prefix are compared
    with what came. Packet ids stand between prefix and payload; they are taken out as two columns, and count as zero in
    what is compared. The first window is small, so that a run that ends early wastes little.
-2. Where the topic changes soon, packets are read one by one, lengths (*shapes*) and topics found by their raw bytes;
-   such a run ends where a stretch of one topic begins.
+2. Where the topic changes soon, packets are read one by one (`shapes.py`), topics found by their raw bytes; such a run
+   ends where a stretch of one topic begins.
 3. Packets that differ in DUP alone belong to one run: nobody after us sees that flag (MQTT-3.3.1-3). Whatever is not in
    order is left to be found as the first packet of what follows, so that what came before it counts.
 """
@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
+from struct import error as StructError
 
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
 from protocols.mqtt.packets import check_topic_name, frame
 from protocols.mqtt.properties import decode_text
 from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
+from protocols.mqtt.shapes import DUP, shapes_of
 
 TOPICS_REMEMBERED_MAX = 4096
 """Topic names of one connection whose check is remembered; the memory is emptied when full."""
@@ -28,18 +30,6 @@ TOPICS_REMEMBERED_MAX = 4096
 STRETCH = 16
 """Messages of one topic in a row that are worth a run of their own."""
 
-SHAPE_BYTES = 5
-"""What says how long a packet and its topic are, where the remaining length has one byte or two."""
-
-Shape = tuple[int, int, int]
-"""Where, from a packet's first byte on, its topic begins with its length, where that stops, and the packet."""
-
-SHAPES_MAX = 8192
-_shapes: dict[tuple[int, int], dict[bytes, Shape]] = {}
-"""By the first byte without DUP, and the largest packet that is allowed. They say nothing of anybody, so that all
-connections have them together."""
-
-DUP = 0x08
 ID_0 = b"\0\0"
 """A packet id that there is not."""
 _FIRST_WINDOW, _WINDOW = 8, 128
@@ -104,64 +94,76 @@ class PublishRuns:
         return self._take_unequal(data, position, data[start], head, block, found)
 
     def _take_unequal(self, data: bytes, position: int, first: int, head: bytes, block: bytes, found: Found) -> int:
-        """Add complete packets from `position` on with this first byte, head and block."""
-        end, id_bytes, skipped, before = len(data), 2 if first & 6 else 0, len(block), 0
-        packet_bytes_max, head_bytes = self._config.packet_bytes_max, len(head)
-        while end - position > 2 and data[position] == first:
-            size = data[position + 1]
-            body = position + 2
-            stop = body + size
-            if size > 127:  # as `frame` does, without a call for each packet (`benchmarks.mqtt_codec`)
-                more = data[body]
-                body += 1
-                stop += (more << 7) - 127
-                if more > 127 or stop - position > packet_bytes_max:
-                    try:
-                        body, stop = frame(data, position, end, packet_bytes_max)
-                    except MqttProtocolError:
-                        break
-            head_stop = body + head_bytes
-            payload = head_stop + id_bytes + skipped
-            if stop > end or stop < payload or not data.startswith(head, body):
-                break
-            if skipped and not data.startswith(block, head_stop + id_bytes):
-                break
-            size = stop - position
+        """Add complete packets from `position` on with this topic, whose length is in front, and block."""
+        end, id_bytes, before = len(data), 2 if first & 6 else 0, 0
+        topic_stop = 2 + (head[0] << 8 | head[1])
+        topic, properties = head[:topic_stop], head[topic_stop:] + block
+        shapes, skipped = shapes_of(first, self._config.packet_bytes_max), len(properties)
+        payloads, packet_ids = found.payloads, found.packet_ids
+        shape_at, begin = shapes.known, data[position : position + shapes.bytes]
+        while True:
+            try:
+                take, size, _ = shape_at[begin]
+            except KeyError:
+                if position + 4 >= end or data[position] != first:
+                    break
+                shape = shapes.learn(data, position)
+                if shape is None:
+                    break
+                take, size, _ = shape
             if size == before:  # two of a length, so there may be more
-                position = _take_equal(data, position, size, data[position:head_stop], id_bytes, block, found)
-                before = 0
+                prefix = data[position : position + size - len(payloads[-1]) - len(block) - id_bytes]
+                if not prefix.endswith(head):
+                    break
+                position = _take_equal(data, position, size, prefix, id_bytes, block, found)
+                begin, before = data[position : position + shapes.bytes], 0
                 continue
-            found.payloads.append(data[payload:stop])
-            if id_bytes:
-                found.packet_ids += data[head_stop : head_stop + 2]
-            position, before = stop, size
+            try:
+                raw_topic, packet_id, payload, begin = take(data, position)
+            except StructError:
+                if position + size > end:
+                    break
+                raw_topic, packet_id, payload, begin = take(data[position:] + bytes(shapes.bytes), 0)
+            if raw_topic != topic:
+                break
+            if skipped:
+                if not payload.startswith(properties):
+                    break
+                payload = payload[skipped:]
+            packet_ids += packet_id
+            payloads.append(payload)
+            position += size
+            before = size
         return position
 
     def _take_varied(self, data: bytes, position: int, first: int, topics: list[str], found: Found) -> int:
         """Add complete packets from `position` on, whatever their topics; returns where they end."""
-        id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
-        end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._topics
-        payloads, packet_ids = found.payloads, found.packet_ids
-        shapes, previous, equal = shapes_of(first, packet_bytes_max), topics[-1], 0
+        end, again, known = len(data), first ^ DUP if first & 6 else first, self._topics
+        shapes, previous, equal = shapes_of(first, self._config.packet_bytes_max), topics[-1], 0
+        packet_ids: list[bytes] = []
+        add_topic, add_packet_id, add_payload = topics.append, packet_ids.append, found.payloads.append
+        shape_at, begin = shapes.known, data[position : position + shapes.bytes]
         while True:
             try:
-                body, topic_stop, stop = shapes[data[position : position + SHAPE_BYTES]]
+                take, size, _ = shape_at[begin]
             except KeyError:
                 if position + 4 >= end or (data[position] != first and data[position] != again):
                     break  # the smallest packet has five bytes
-                shape = shape_of(shapes, data, position, packet_bytes_max, id_bytes)
+                shape = shapes.learn(data, position)
                 if shape is None:
                     break
-                body, topic_stop, stop = shape
-            stop += position
-            if stop > end:
-                break
-            topic_stop += position
+                take, size, _ = shape
             try:
-                topic = known[data[position + body : topic_stop]]
+                raw_topic, packet_id, payload, begin = take(data, position)
+            except StructError:
+                if position + size > end:
+                    break
+                raw_topic, packet_id, payload, begin = take(data[position:] + bytes(shapes.bytes), 0)
+            try:
+                topic = known[raw_topic]
             except KeyError:
                 try:
-                    topic = self._new_topic(data[position + body : topic_stop])
+                    topic = self._new_topic(raw_topic)
                 except MqttProtocolError:
                     break
             if topic is previous:
@@ -171,12 +173,11 @@ class PublishRuns:
             else:
                 previous = topic
                 equal = 0
-            topics.append(topic)
-            if id_bytes:
-                packet_ids += data[topic_stop : topic_stop + 2]
-                topic_stop += 2
-            payloads.append(data[topic_stop:stop])
-            position = stop
+            add_topic(topic)
+            add_packet_id(packet_id)
+            add_payload(payload)
+            position += size
+        found.packet_ids += b"".join(packet_ids)
         return position
 
     def cut_at_id_0(self, data: bytes, start: int, stop: int, found: Found) -> int:
@@ -236,36 +237,6 @@ class Found:
         self.expiries_s: list[int | None] | None = None
         self.aliased = False
         self.heads: tuple[list[bytes], list[bytes]] | None = None
-
-
-def shapes_of(first: int, packet_bytes_max: int) -> dict[bytes, Shape]:
-    """The shapes that are known of packets that begin with `first`, but for DUP."""
-    return _shapes.setdefault((first & ~DUP, packet_bytes_max), {})
-
-
-def shape_of(
-    shapes: dict[bytes, Shape], data: bytes, position: int, packet_bytes_max: int, more_bytes: int
-) -> Shape | None:
-    """The shape of the packet at `position`, of which `SHAPE_BYTES` are there, and `more_bytes` are needed behind its
-    topic; None where the packet is not in order, or its topic none of ours.
-    """
-    end = len(data)
-    try:
-        body, stop = frame(data, position, end, packet_bytes_max)
-    except MqttProtocolError:
-        return None
-    # The upper byte of the topic's length is 0 in all topics that are allowed.
-    if body + 2 > end or data[body]:
-        return None
-    topic_stop = body + 2 + data[body + 1]
-    if topic_stop + more_bytes > stop:
-        return None
-    shape = body - position, topic_stop - position, stop - position
-    if shape[0] + 2 <= SHAPE_BYTES:
-        if len(shapes) >= SHAPES_MAX:
-            shapes.clear()
-        shapes[data[position : position + SHAPE_BYTES]] = shape
-    return shape
 
 
 def _take_equal(data: bytes, position: int, size: int, prefix: bytes, id_bytes: int, block: bytes, found: Found) -> int:

@@ -12,24 +12,18 @@
 
 from __future__ import annotations
 
+from operator import add
+from struct import error as StructError
+
 from protocols.mqtt.alike_blocks import note_alike, read_alike
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
-from protocols.mqtt.packets import frame
 from protocols.mqtt.properties import encode_text, read_variable, with_length
 from protocols.mqtt.publish_blocks import PublishBlock, read_publish_block
-from protocols.mqtt.publish_runs import (
-    DUP,
-    ID_0,
-    SHAPE_BYTES,
-    SHAPES_MAX,
-    STRETCH,
-    TOPICS_REMEMBERED_MAX,
-    Found,
-    PublishRuns,
-)
+from protocols.mqtt.publish_runs import ID_0, STRETCH, TOPICS_REMEMBERED_MAX, Found, PublishRuns
 from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
-from protocols.mqtt.wire import STARTS_QOS_0, remaining_length, start_at_qos_0
+from protocols.mqtt.shapes import DUP, shapes_of
+from protocols.mqtt.wire import starts_at_qos_0
 
 _BLOCKS_REMEMBERED_MAX = 4096
 _BLOCK_REMEMBERED_BYTES_MAX = 512
@@ -70,14 +64,8 @@ none)."""
 
 _NO_TOPIC = encode_text("")
 
-Shape5 = tuple[int, int, int, int]
-"""Where, from a packet's first byte on, its topic begins with its length (0: it has none), its block, where that stops
-(0: `Shape5` does not say), and the packet."""
-_shapes: dict[tuple[int, int], dict[bytes, Shape5]] = {}
-"""See `publish_runs`."""
-
-_ALIASED, _RESOLVE, _TIMED = 1, 2, 4
-"""It has an alias; the alias is still to be given a topic, or to be asked for it; there is an expiry."""
+_ALIASED, _TIMED = 1, 2
+"""It has an alias; there is an expiry."""
 _CHANGES_MAX = 64
 """An alias that gets another topic makes what is known of heads void; who does that so often does it all the time."""
 
@@ -88,8 +76,8 @@ class PublishRuns5(PublishRuns):
     def __init__(self, config: MqttConfig) -> None:
         super().__init__(config)
         self._heads: dict[bytes, Head] = {}
-        self._nameless: dict[bytes, Head] = {}
-        """Those with an alias in place of a topic, which is known, by their blocks."""
+        self._ready: dict[bytes, Head] = {}
+        """Those whose alias, if any, stands for their topic; where it does so in its place, by their blocks alone."""
         self._aliases: dict[int, tuple[str, bytes]] = {}
         """Topics, and as they are written."""
         self._changes = 0
@@ -129,68 +117,51 @@ class PublishRuns5(PublishRuns):
         if expiry_s is not None:
             found.expiries_s = [expiry_s] * count
         if position + 5 < end and count < STRETCH and not (data[position] ^ first) & ~DUP:
-            varied = Varied(head, count)
-            position = self._take_varied_5(data, position, first, head, found, varied)
-            if len(found.payloads) > count:
-                _fill(found, varied, qos)
+            heads = [head] * count
+            position = self._take_varied_5(data, position, first, heads, found)
+            if len(heads) > count:
+                _fill(found, heads, qos)
         if qos:
             position = self.cut_at_id_0(data, start, position, found)
         return _event(first, topic, raw, found, data[start:position]), position
 
-    def _take_varied_5(
-        self, data: bytes, position: int, first: int, previous: Head, found: Found, varied: Varied
-    ) -> int:
-        """As `_take_varied`, for packets with blocks, the last of which had the head `previous`."""
-        id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
-        end, packet_bytes_max = len(data), self._config.packet_bytes_max
-        known, nameless = self._heads.get, self._nameless.get
-        payloads, packet_ids = found.payloads, found.packet_ids
-        topics, each_terms, plains, starts = varied.topics, varied.terms, varied.plains, varied.starts
-        aliased = not id_bytes and previous[3][1] > 0
-        if aliased:
-            starts += [start_at_qos_0(previous[2] + len(payload)) for payload in payloads]
-        shapes, equal = _shapes.setdefault((first & ~DUP, packet_bytes_max), {}), 0
-        shape_bytes = _shape_bytes(first)
-        while position + 5 < end:
+    def _take_varied_5(self, data: bytes, position: int, first: int, heads: list[Head], found: Found) -> int:
+        """As `_take_varied`, for packets with blocks; `heads` are those of the packets before."""
+        end, again, known = len(data), first ^ DUP if first & 6 else first, self._ready.get
+        shapes, previous, equal = shapes_of(first, self._config.packet_bytes_max, blocks=True), heads[-1], 0
+        packet_ids: list[bytes] = []
+        add_head, add_packet_id, add_payload = heads.append, packet_ids.append, found.payloads.append
+        shape_at, begin = shapes.known, data[position : position + shapes.bytes]
+        while True:
             try:
-                body, at, block_stop, stop = shapes[data[position : position + shape_bytes]]
+                take, size, whole = shape_at[begin]
             except KeyError:
-                if data[position] != first and data[position] != again:
+                if position + 5 >= end or (data[position] != first and data[position] != again):
                     break
-                shape = _shape_of(shapes, data, position, packet_bytes_max)
+                shape = shapes.learn(data, position)
                 if shape is None:
                     break
-                body, at, block_stop, stop = shape
-            stop += position
-            if stop > end:
-                break
-            at += position
-            if block_stop:
-                block_stop += position
-            else:  # most blocks are short
-                size = data[at]
-                if size < 128:
-                    block_stop = at + 1 + size
-                elif at + 1 < stop and 0 < data[at + 1] < 128:
-                    block_stop = at + 2 + (size & 127 | data[at + 1] << 7)
-                else:
+                take, size, whole = shape
+            try:
+                raw, packet_id, payload, begin = take(data, position)
+            except StructError:
+                if position + size > end:
                     break
-                if block_stop > stop:
+                raw, packet_id, payload, begin = take(data[position:] + bytes(shapes.bytes), 0)
+            if not whole:
+                block_bytes = payload[0] + 1
+                if block_bytes > 128:  # most blocks are short
+                    if not 0 < payload[1] < 128:
+                        break
+                    block_bytes += (payload[1] << 7) - 127
+                raw += payload[:block_bytes]
+                if block_bytes > len(payload):
                     break
-            if not body:
-                raw = data[at:block_stop]
-                head = nameless(raw)
-            else:
-                if id_bytes:
-                    raw = data[position + body : at - 2] + data[at:block_stop]
-                else:
-                    raw = data[position + body : block_stop]
-                head = known(raw)
-                if head is not None and head[3][1] & _RESOLVE:
-                    head = None
+                payload = payload[block_bytes:]
+            head = known(raw)
             if head is None:
                 try:
-                    head = self._head_of(raw if body else _NO_TOPIC + raw)
+                    head = self._head_of(_NO_TOPIC + raw if raw[0] or len(raw) == 1 else raw)
                 except MqttProtocolError:
                     break
             if head is previous:
@@ -199,35 +170,25 @@ class PublishRuns5(PublishRuns):
                     break
             else:
                 previous = head
-                if equal:
-                    equal = 0
-            topic, plain, plain_bytes, terms, _ = head
-            topics.append(topic)
-            each_terms.append(terms)
-            if not id_bytes:
-                plains.append(plain)
-                if aliased:
-                    try:
-                        starts.append(STARTS_QOS_0[plain_bytes + stop - block_stop])
-                    except IndexError:
-                        starts.append(start_at_qos_0(plain_bytes + stop - block_stop))
-            else:
-                packet_ids += data[at - 2 : at]
-            payloads.append(data[block_stop:stop])
-            position = stop
+                equal = 0
+            add_head(head)
+            add_packet_id(packet_id)
+            add_payload(payload)
+            position += size
+        found.packet_ids += b"".join(packet_ids)
         return position
 
     def _head_of(self, raw: bytes) -> Head:
-        """What a head says, whose lengths were found to be right. Raises MqttProtocolError."""
+        """What a head says that is not ready, whose lengths were found to be right. Raises MqttProtocolError."""
         head = self._heads.get(raw) or self._new_head(raw)
-        return self._resolve(raw, head) if head[3][1] & _RESOLVE else head
+        return self._resolve(raw, head) if head[4] else head
 
     def _resolve(self, raw: bytes, head: Head) -> Head:
         """A head with an alias, with the topic of that. Raises MqttProtocolError for an alias that stands for none.
 
         What an alias stands for seldom changes: then the head is as good as one with that topic.
         """
-        topic, _, _, (properties, special, expiry_s), alias = head
+        topic, _, _, terms, alias = head
         if topic:
             before = self._aliases.get(alias)
             if before is None or before[0] != topic:
@@ -236,20 +197,22 @@ class PublishRuns5(PublishRuns):
                     self._changes += 1
                     if self._changes <= _CHANGES_MAX:
                         self._forget()
+            if raw in self._heads and self._changes < _CHANGES_MAX:
+                self._ready[raw] = head
             return head
         if alias not in self._aliases:
             raise MqttProtocolError(f"topic alias {alias} stands for nothing", "", ReasonCode.PROTOCOL_ERROR)
         topic, written = self._aliases[alias]
-        plain = written + remaining_length(len(properties)) + properties
-        resolved = topic, plain, len(plain), _interned(properties, special & ~_RESOLVE, expiry_s), alias
+        plain = written + with_length(terms[0])
+        resolved = topic, plain, len(plain), terms, alias
         if raw in self._heads and self._changes < _CHANGES_MAX:
-            self._heads[raw] = self._nameless[raw[2:]] = resolved
+            self._ready[raw[2:]] = resolved
         return resolved
 
     def _forget(self) -> None:
         """What is known of heads does not hold any more, or is too much."""
         self._heads.clear()
-        self._nameless.clear()
+        self._ready.clear()
 
     def _new_head(self, raw: bytes) -> Head:
         """Check topic and block, whose lengths were found to be right."""
@@ -269,7 +232,7 @@ class PublishRuns5(PublishRuns):
         if alias > most:
             text = f"topic alias {alias}, at most {most} is allowed"
             raise MqttProtocolError(text, "MQTT-3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID)
-        special = (_ALIASED | _RESOLVE if alias else 0) | (0 if expiry_s is None else _TIMED)
+        special = (_ALIASED if alias else 0) | (0 if expiry_s is None else _TIMED)
         plain = raw
         if special:
             plain = raw_topic + with_length(rest) if topic else b""
@@ -279,6 +242,8 @@ class PublishRuns5(PublishRuns):
         if len(self._heads) >= TOPICS_REMEMBERED_MAX:
             self._forget()
         self._heads[raw] = head
+        if not alias:
+            self._ready[raw] = head
         return head
 
     @staticmethod
@@ -307,66 +272,19 @@ def _new_block(raw: bytes) -> PublishBlock:
     return block
 
 
-def _shape_bytes(first: int) -> int:
-    """What says how long a packet is. At QoS 0 a short block with an alias in place of the topic is in it as well."""
-    return SHAPE_BYTES if first & 6 else SHAPE_BYTES + 1
-
-
-def _shape_of(shapes: dict[bytes, Shape5], data: bytes, position: int, packet_bytes_max: int) -> Shape5 | None:
-    """The shape of the packet at `position`; None where that is not in order, or its topic none of ours."""
-    end, id_bytes, shape_bytes = len(data), 2 if data[position] & 6 else 0, _shape_bytes(data[position])
-    try:
-        body, stop = frame(data, position, end, packet_bytes_max)
-    except MqttProtocolError:
-        return None
-    # The upper byte of the topic's length is 0 in all topics that are allowed.
-    if body + 2 > end or data[body]:
-        return None
-    at, block_stop = body + 2 + data[body + 1] + id_bytes, 0
-    if at + 1 > stop:
-        return None
-    nameless = not data[body + 1]
-    if nameless and not id_bytes and at < position + shape_bytes and at < end and data[at] < 128:
-        block_stop = at + 1 + data[at]
-        if block_stop > stop:
-            return None
-        block_stop -= position
-    shape = 0 if nameless else body - position, at - position, block_stop, stop - position
-    if body + 2 <= position + SHAPE_BYTES and position + shape_bytes <= end:
-        if len(shapes) >= SHAPES_MAX:
-            shapes.clear()
-        shapes[data[position : position + shape_bytes]] = shape
-    return shape
-
-
-class Varied:
-    """What the heads of a run say of each message, as far as it is needed."""
-
-    __slots__ = ("plains", "starts", "terms", "topics")
-
-    def __init__(self, head: Head, count: int) -> None:
-        """For a run that begins with `count` messages of one head."""
-        self.topics = [head[0]] * count
-        self.terms = [head[3]] * count
-        self.plains = [head[1]] * count
-        """The rest is for QoS 0, fixed headers for runs that begin with an alias."""
-        self.starts: list[bytes] = []
-
-
-def _fill(found: Found, varied: Varied, qos: int) -> None:
+def _fill(found: Found, heads: list[Head], qos: int) -> None:
     """What the heads of a run's messages say of each."""
-    found.topics = varied.topics
-    terms = varied.terms
-    common = terms[0] if terms.count(terms[0]) == len(terms) else None
-    if common is None:
-        found.raws = [one[0] for one in terms]
-    special = max(one[1] for one in terms) if common is None else common[1]
+    topics, plains, plain_bytes, terms, _ = zip(*heads, strict=True)
+    found.topics = list(topics)
+    if terms.count(terms[0]) == len(terms):
+        special = terms[0][1]
+    else:
+        raws, specials, _ = zip(*terms, strict=True)
+        found.raws, special = list(raws), max(specials)
     if special:
         found.aliased = True  # or timed, which is no less a reason
         if not qos:
-            plains, payloads = varied.plains, found.payloads
-            starts = varied.starts or [start_at_qos_0(len(one) + len(body)) for one, body in zip(plains, payloads)]
-            found.heads = starts, plains
+            found.heads = starts_at_qos_0(list(map(add, plain_bytes, map(len, found.payloads)))), list(plains)
         if special >= _TIMED:
             found.expiries_s = [one[2] for one in terms]
 

@@ -352,13 +352,11 @@ class _Starts(dict[int, bytes]):
 
 
 _STARTS = {first: _Starts(first) for first in range(0x30, 0x40)}
-STARTS_QOS_0 = [b"\x30" + length for length in _LENGTHS[:2048]]
-"""The fixed header of PUBLISH at QoS 0 by the length of topic, block and payload, where that is a common one."""
 
 
-def start_at_qos_0(size: int) -> bytes:
-    """The same for any length."""
-    return _STARTS[0x30][size]
+def starts_at_qos_0(sizes: Sequence[int]) -> list[bytes]:
+    """The fixed headers of publishes at QoS 0, by the lengths of topic, block and payload."""
+    return list(map(_STARTS[0x30].__getitem__, sizes))
 
 
 def _id(packet_id: int) -> bytes:
