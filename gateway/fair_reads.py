@@ -24,7 +24,7 @@ _WINDOW_S = 0.1
 """What a connection takes of the broker's time is measured over so long."""
 _LITTLE = 0.05
 """Of all time."""
-_LITTLE_SENT_BYTES = 1 << 20
+LITTLE_SENT_BYTES = 1 << 20
 """In the time of a window. To make as many messages of 100 to 300 bytes takes 1 to 3 ms."""
 
 
@@ -52,7 +52,17 @@ class Neighbours:
 class FairReads:
     """The reads of a connection: the next has room for `size` bytes."""
 
-    __slots__ = ("_busy_s", "_byte_s", "_bytes_max", "_neighbours", "_sent_bytes", "_since_s", "full", "needs_little", "size")
+    __slots__ = (
+        "_busy_s",
+        "_byte_s",
+        "_bytes_max",
+        "_neighbours",
+        "_sent_bytes",
+        "_since_s",
+        "full",
+        "needs_little",
+        "size",
+    )
 
     def __init__(self, bytes_max: int, neighbours: Neighbours) -> None:
         self._bytes_max = bytes_max
@@ -79,7 +89,7 @@ class FairReads:
         self._busy_s += seconds
         window_s = ended_s - self._since_s
         if window_s > _WINDOW_S:
-            little_sent = (sent_bytes - self._sent_bytes) * _WINDOW_S < _LITTLE_SENT_BYTES * window_s
+            little_sent = (sent_bytes - self._sent_bytes) * _WINDOW_S < LITTLE_SENT_BYTES * window_s
             self.needs_little = little_sent and self._busy_s < _LITTLE * window_s and seconds <= LONG_TURN_S
             self._since_s, self._busy_s, self._sent_bytes = ended_s, 0.0, sent_bytes
         elif self._busy_s >= _LITTLE * _WINDOW_S:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.fair_reads import LONG_TURN_S, READ_BYTES_MIN, SHARED_TURN_S, TURN_S, FairReads, Neighbours
+from gateway.fair_reads import (
+    LITTLE_SENT_BYTES,
+    LONG_TURN_S,
+    READ_BYTES_MIN,
+    SHARED_TURN_S,
+    TURN_S,
+    FairReads,
+    Neighbours,
+)
 
 MAX = 256 << 10
 
@@ -16,8 +24,8 @@ class Clocked(FairReads):
         self.now_s = 1000.0
         super().__init__(bytes_max, neighbours or Neighbours())
 
-    def lasted(self, count: int, seconds: float) -> None:
-        self.took(count, self.now_s, self.now_s + seconds)
+    def lasted(self, count: int, seconds: float, sent_bytes: int = 0) -> None:
+        self.took(count, self.now_s, self.now_s + seconds, sent_bytes)
         self.now_s += seconds
 
 
@@ -90,6 +98,16 @@ def test_who_needs_little_on_the_whole_and_much_at_a_time_does_not_go_first() ->
         reads.now_s += 0.06
         reads.lasted(100, LONG_TURN_S * 2)
     assert not reads.needs_little
+
+
+@pytest.mark.parametrize(("sent_bytes", "little"), [(LITTLE_SENT_BYTES // 2, True), (LITTLE_SENT_BYTES * 2, False)])
+def test_who_is_sent_much_needs_much_however_little_he_says(sent_bytes: int, little: bool) -> None:
+    reads, total = Clocked(MAX), 50 * LITTLE_SENT_BYTES
+    for _ in range(8):
+        reads.now_s += 0.05
+        total += sent_bytes // 2
+        reads.lasted(100, LONG_TURN_S / 2, total)
+    assert reads.needs_little is little
 
 
 def test_turns_are_shorter_while_somebody_reads_who_needs_little() -> None:
