@@ -178,9 +178,11 @@ class Broker(Turns):
         self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=iterations)
         self.rights.user_deleted = self._user_deleted
         self.bans = Bans(
-            self.topology.catalog, lambda: self.clients, self._close_clients, self.clock.now_ms, self.config.bans_max
+            self.topology.catalog, lambda: self.clients, self._close_clients, self.clock.wall_ms, self.config.bans_max
         )
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=self.cluster is None)
+        if self.transactions.store is not None:
+            self.clock.begin_after(self.transactions.store.log.segments[-1].max_timestamp_ms)
         if self.engine is not None:
             self.engine.keep_transactions(self)
         self.keeping: Keeping | None = None
@@ -201,6 +203,7 @@ class Broker(Turns):
             self._retained, self.wills = self.keeping.none, self.keeping.wills
         else:
             kept = self.storage.open_retained()
+            self.clock.begin_after(kept.log.segments[-1].max_timestamp_ms)
             self._retained = Retained(kept, self.config, self.clock.now_ms)
             self.wills = Wills(self, kept, self._retained, self.config.will_grace_ms)
 

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _APART_MS = 30_000
 """Which a wall clock is put right by without a word."""
+_SET_FROM_MS = 1_767_225_600_000
+"""A wall clock that says less than the beginning of 2026 has not been set: nobody had this broker then."""
 
 
 class Clock:
@@ -57,6 +59,23 @@ class Clock:
             "what waits now expires, and is due, so much %s",
             abs(apart_ms) // 1000, "ahead of" if ahead else "behind", "earlier" if ahead else "later",
         )  # fmt: skip
+
+    def begin_after(self, written_ms: int) -> None:
+        """A wall clock that nobody has set yet, as of a machine without a battery for it, is not gone by if a log was
+        written to at `written_ms`: time goes on from there. Call it before what the log has is read back.
+        """
+        if self.now_ms() < min(_SET_FROM_MS, written_ms):
+            said_s = self._wall_clock_ms() // 1000
+            self._start_ms = written_ms - trio.current_time() * 1000
+            self._apart_ms = self._wall_clock_ms() - written_ms
+            log.warning(
+                "the wall clock has not been set (%d s since 1970): queues go on from the time at which something was "
+                "written last, as if this broker had stopped for no time", said_s,
+            )  # fmt: skip
+
+    def wall_ms(self) -> int:
+        """What the wall clock says now: for times that others name, who go by theirs."""
+        return self._wall_clock_ms()
 
     def now_ms(self) -> int:
         """The time."""
@@ -103,6 +122,7 @@ class Host:
         """Gives views their topics, as soon as there are any."""
         self.drops_seen = []
         self.deaths: Counter[str] = Counter()
+        self.clock = clock
         self.now_ms = clock.now_ms
         self._timers = timers
         self._clock = clock

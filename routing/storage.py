@@ -143,7 +143,9 @@ class Storage:
         stripes: list[Home] = list(homes or ())
         if homes is None:
             count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
-            stripes += [self._open_home(f"queues/{index}", index) for index in range(count)]
+            own_homes = [self._open_home(f"queues/{index}", index) for index in range(count)]
+            host.clock.begin_after(max(home.log.segments[-1].max_timestamp_ms for home in own_homes))
+            stripes += own_homes
         transient = self._open_home(f"{_SCRATCH}/0", -1)
         stream_host = StreamHost(
             config, positions, runnable=host.runnable, spawn=self._spawn, turn=self._reads.end_turn

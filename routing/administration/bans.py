@@ -37,7 +37,7 @@ async def add_ban(
 
     With `force` also who asks, or where he asks from.
     """
-    ban = Ban(kind, checked(kind, value), until_ms, reason, user, broker.clock.now_ms())
+    ban = Ban(kind, checked(kind, value), until_ms, reason, user, broker.clock.wall_ms())
     if not force and ban.matches("", user, asked_from):
         raise PreconditionFailed(f"this would ban you, user '{user}': say `force` if that is what you want")
     await broker.bans.add(ban)

@@ -6,12 +6,18 @@ import logging
 from functools import partial
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from routing.broker import open_broker
+from routing.facts import TTL_MS_MAX, pack
+from routing.lives_left import life_left_ms
 from routing.queue_host import Clock
 from tests.routing.harness import Engine, passing, wall_clock_ms
+from tests.routing.queues.test_queue_rules import slab
+
+NOW_MS = 1_800_000_000_000
 
 
 async def test_a_wall_clock_that_is_set_changes_nothing_and_is_told_of(
@@ -40,7 +46,7 @@ async def test_a_start_with_a_clock_that_is_far_behind_what_is_stored_is_told_of
     clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     files, said = MemoryFiles(), []
-    for now_ms in (10**12, 10**12 - 29_000, 10**12 - 7_200_000):
+    for now_ms in (NOW_MS, NOW_MS - 29_000, NOW_MS - 7_200_000):
         caplog.clear()
         async with open_broker(files, wall_clock_ms=partial(int, now_ms)) as broker:
             engine = Engine(broker)
@@ -55,3 +61,44 @@ async def test_a_start_with_a_clock_that_is_far_behind_what_is_stored_is_told_of
             "then expires, and is due, so much later"
         ],
     ]
+
+
+@pytest.mark.parametrize("unset_ms", [600_000, 946_684_800_000])
+async def test_a_clock_that_has_not_been_set_makes_nothing_wait_for_decades(
+    clock: MockClock, caplog: pytest.LogCaptureFixture, unset_ms: int
+) -> None:
+    files = MemoryFiles()
+    async with open_broker(files, wall_clock_ms=lambda: NOW_MS + int(trio.current_time() * 1000)) as broker:
+        running = Engine(broker)
+        await running.queue("delayed", arguments={"x-delayed": True})
+        await running.queue("mortal", arguments={"x-message-ttl": 60_000})
+        running.client().session.publish(
+            slab("delayed", ["first", "last"], [pack(True, 0, None, 1), pack(True, 0, None, 9000)])
+        )
+        running.turn()
+        await passing(clock, 1)
+        await running.client().publish_safely("mortal", "x")
+        assert (running.count("delayed"), running.count("mortal")) == (1, 1)
+        await running.synced()
+        left = files.crash()
+    async with open_broker(left, wall_clock_ms=lambda: unset_ms + int(trio.current_time() * 1000)) as broker:
+        running = Engine(broker)
+        assert 0 <= broker.clock.now_ms() - NOW_MS < 20_000
+        assert 0 <= broker.clock.wall_ms() - unset_ms < 20_000
+        await passing(clock, 0.01)
+        assert (running.count("delayed"), running.count("mortal")) == (1, 1)
+        await passing(clock, 10)
+        broker.clock.look()  # says nothing
+        assert (running.count("delayed"), running.count("mortal")) == (2, 1)
+        await passing(clock, 60)
+        assert (running.count("delayed"), running.count("mortal")) == (2, 0)
+    said = [record.getMessage() for record in caplog.records if "wall clock" in record.getMessage()]
+    assert [text[:31] for text in said] == ["the wall clock has not been set"]
+
+
+def test_no_message_has_more_life_left_than_it_was_given() -> None:
+    for ttl_ms in (1, 60_000, TTL_MS_MAX):
+        facts = pack(True, ttl_ms=ttl_ms)
+        whole_ms = life_left_ms(facts, 0)
+        assert life_left_ms(facts, -849_297_600_000) == whole_ms
+        assert life_left_ms(facts, 1) == (whole_ms or 0) - 1

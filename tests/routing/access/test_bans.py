@@ -169,6 +169,19 @@ async def test_bans_outlive_a_restart_and_end_when_they_say(clock: MockClock) ->
         ]
 
 
+@pytest.mark.parametrize("ahead_ms", [-86_400_000, 86_400_000])
+async def test_a_ban_ends_by_the_wall_clock_also_when_that_was_set_since_the_start(ahead_ms: int) -> None:
+    said_ms = [NOW_MS]
+    async with open_broker(MemoryFiles(), wall_clock_ms=lambda: said_ms[0]) as broker:
+        it = World(broker)
+        said_ms[0] += ahead_ms
+        await it.ban("client_id", "device", until_ms=said_ms[0] + 60_000)
+        assert (await it.ask("bans.list"))["rows"][0][2:] == [said_ms[0] + 60_000, "", "guest", said_ms[0]]
+        assert not it.welcome("device")
+        said_ms[0] += 60_000
+        assert it.welcome("device")
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "more"),
     [
