@@ -51,6 +51,6 @@ def lives_left_ms(consumer: Consumer, first_id: int, count: int) -> list[int | N
 
 
 def life_left_ms(facts: int, gone_ms: int) -> int | None:
-    """Of one message, so long after it was published."""
+    """Of one message, so long after it was published; one that a clock ahead of this one dated has all of it left."""
     ttl_ms = ttl_ms_of(facts)
-    return None if ttl_ms is None else ttl_ms - gone_ms
+    return None if ttl_ms is None else ttl_ms - max(gone_ms, 0)

@@ -26,7 +26,7 @@ from core_log.partition_log import PartitionLog
 from routing.commits import storage_error, storage_errors
 from routing.config import BrokerConfig
 from routing.errors import LimitExceeded
-from routing.facts import pack, ttl_ms_of
+from routing.facts import TTL_MS_MAX, pack, ttl_ms_of
 from routing.kept.retained_names import NameTrie
 from routing.key_patterns import parse_pattern
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
@@ -211,7 +211,10 @@ class Retained:
         for name in names:
             found = self.get(vhost, name)
             if found is not None:
-                yield name, found.tag, found.body, found.ends_at_ms - self._now_ms() if found.ends_at_ms else None
+                left_ms = min(
+                    found.ends_at_ms - self._now_ms(), TTL_MS_MAX
+                )  # a clock that was ahead may have said when
+                yield name, found.tag, found.body, left_ms if found.ends_at_ms else None
 
     # --- upkeep ------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import pytest
 from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
-from routing.broker import Broker
+from routing.broker import Broker, open_broker
 from routing.errors import LimitExceeded, StorageUnavailable
-from routing.facts import pack, ttl_ms_of
+from routing.facts import TTL_MS_MAX, delay_ms_of, pack, ttl_ms_of
 from routing.message import Properties, Slab
 from tests.routing.harness import PROTOCOL, Engine, engine, killed, passing
 
@@ -114,6 +114,17 @@ async def test_what_has_ended_is_not_given_out_and_goes(clock: MockClock) -> Non
         assert there(at.broker) == {"renewed": b"4"}
         at.broker.retained.expire()
         assert at.broker.retained.count == 1
+
+
+async def test_what_a_clock_that_was_ahead_let_live_long_has_no_more_left_than_there_can_be(clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with open_broker(files, wall_clock_ms=lambda: 2_400_000_000_000) as broker:
+        broker.retained.keep("/", slab(("a", b"1"), ttl_ms=TTL_MS_MAX))
+        await broker.retained.log.wait_committed(broker.retained.log.log_end_offset)
+    async with open_broker(files, wall_clock_ms=lambda: 1_800_000_000_000) as broker:
+        (one,) = broker.retained.slabs("/", ["a"], EXCHANGE)
+        facts = one.facts[0] if one.facts is not None else one.properties.facts
+        assert (ttl_ms_of(facts), delay_ms_of(facts)) == (ttl_ms_of(pack(True, ttl_ms=TTL_MS_MAX)), 0)
 
 
 async def test_a_key_that_is_renewed_for_ever_takes_no_memory_for_that() -> None:
