@@ -82,7 +82,7 @@ class Retaining:
         broker = self._adapter.broker
         if not broker.later.is_ready(self._vhost):
             raise NotReady
-        found, refused = to_later(slab, broker.clock.now_ms())
+        found, refused = to_later(slab, broker.clock.wall_ms())
         if refused is not None:
             self._refuse(refused, slab)
         if found is not None:

@@ -90,6 +90,16 @@ async def test_one_that_is_to_be_retained_is_then(world: World, clock: MockClock
     assert [first for first, _ in packets(watcher.take())] == [0x90, 0x33]
 
 
+async def test_a_time_is_one_of_the_wall_clock_as_it_is_now(clock: MockClock) -> None:
+    began_s, set_to_s = 600, [600]
+    async with open_broker(MemoryFiles(), wall_clock_ms=lambda: set_to_s[0] * 1000) as broker:
+        publisher = await World(broker).client("p")
+        set_to_s[0] = NOW_MS // 1000
+        await sent(publisher, publish(f"$delayed/{NOW_MS // 1000 + 60}/a", b"x", qos=1, packet_id=1), count=1)
+        listed = await administer(broker, "guest", "delayed.list", {"queue": "millrace.later"})
+        assert [row[1] for row in listed["rows"]] == [pytest.approx((began_s + 60) * 1000, abs=500)]
+
+
 async def test_it_waits_through_a_kill_and_can_be_cancelled(clock: MockClock) -> None:
     files = MemoryFiles()
     wall_clock_ms = lambda: NOW_MS + int(trio.current_time() * 1000)  # noqa: E731
