@@ -316,11 +316,11 @@ class Measures:
                 continue
             begin = max(offset, ends[0])
             lags.add(max(ends[1] - begin, 0), where)
-            first_ms: int | None = broker.clock.now_ms()
+            first_ms: int | None = broker.clock.wall_ms()
             if begin < ends[1]:
                 first_ms = await self._records.time_ms(where, begin, partial(_time_at, partition, begin, waiting))
             if first_ms is not None:
-                ages.add(max(broker.clock.now_ms() - first_ms, 0) / 1000, where)
+                ages.add(max(broker.clock.wall_ms() - first_ms, 0) / 1000, where)
         return list(families)
 
     async def _queue_groups(self) -> list[Family]:
