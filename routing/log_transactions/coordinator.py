@@ -69,7 +69,7 @@ class TransactionCoordinator:
         self._config = broker.config
         self._now_ms = broker.clock.now_ms
         store, shared = broker.transactions.store, broker.transactions.shared
-        self._alone = IdStore(store) if store is not None else None
+        self._alone = IdStore(store, now_ms=self._now_ms()) if store is not None else None
         self._stores = shared.stores if shared is not None else None
         self._led: dict[KeyedStore, IdStore] = {}
         self._patience_s = patience_s
@@ -110,7 +110,9 @@ class TransactionCoordinator:
         if found is None:
             role = part.role
             assert role is not None
-            found = self._led[store] = IdStore(store, role.state.leader_epoch, part.while_led, role.may_append)
+            found = self._led[store] = IdStore(
+                store, role.state.leader_epoch, part.while_led, role.may_append, now_ms=self._now_ms()
+            )
             self._recover(found)
         return found
 

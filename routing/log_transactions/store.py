@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from core_log.errors import LogUnavailable
 from core_log.keyed_store import KeyedStore
@@ -49,7 +50,10 @@ class IdStore:
         epoch: int = 0,
         while_led: Callable[[], AbstractContextManager[None]] = nullcontext,
         may_append: Callable[[], bool] = lambda: True,
+        *,
+        now_ms: int,
     ) -> None:
+        """What began after `now_ms`, by a clock that was ahead, is taken to begin now: else it would end that late."""
         self.epoch = epoch
         """In which it is led."""
         self.while_led = while_led
@@ -62,7 +66,8 @@ class IdStore:
             if key.startswith(_PREFIX):
                 name = key[len(_PREFIX) :].decode("utf-8", "surrogateescape")
                 try:
-                    self._note(TransactionalId(name), decode(value))
+                    state = decode(value)
+                    self._note(TransactionalId(name), replace(state, started_ms=min(state.started_ms, now_ms)))
                 except msgspec.MsgspecError as error:
                     logger.error("the state of transactional id %r is not understood: %s", name, error)
 

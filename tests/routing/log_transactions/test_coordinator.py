@@ -195,6 +195,28 @@ async def test_time_is_enforced_and_unused_ids_go(clock: MockClock) -> None:
         assert await one.begin() != producer
 
 
+async def test_a_transaction_that_a_clock_ahead_of_this_one_dated_ends_in_time(
+    clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = MemoryFiles()
+    async with world(files) as one:
+        year_ms = 365 * 86_400_000
+        monkeypatch.setattr(one.coordinator, "_now_ms", lambda: one.broker.clock.now_ms() + year_ms)
+        producer = await one.begin()
+        await one.add(producer, 0)
+        await one.write(producer, b"late")
+        await one.seen()
+        left = files.crash()
+    async with world(left) as one:
+        assert one.coordinator.describe("id").stage is Stage.ONGOING
+        await one.passing(clock, TIMEOUT_MS / 1000 + 1)
+        for _ in range(100):
+            await one.passing(clock, 0.1)
+            if one.coordinator.describe("id").stage is Stage.COMPLETE_ABORT:
+                break
+        assert one.coordinator.describe("id").stage is Stage.COMPLETE_ABORT
+
+
 async def test_an_operator_ends_a_transaction() -> None:
     async with world() as one:
         producer = await one.begin()
