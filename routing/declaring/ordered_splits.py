@@ -114,6 +114,8 @@ class _Split:
     def __init__(self, broker: Broker, topic: Topic) -> None:
         self._broker = broker
         self._topic = topic
+        self._since_ms = min(topic.partitions[0].log.config.split_since_ms, broker.clock.now_ms())
+        """Of a clock that was ahead it is when this was first looked at."""
         self._left: dict[str, dict[Partition, int]] | None = None
         """Rule 2: how far each group still has to come, once that is known."""
         self._reached: dict[tuple[str, Partition], int] = {}
@@ -121,7 +123,7 @@ class _Split:
     async def is_over(self) -> bool:
         """Whether nothing is held back any more. Raises StorageUnavailable, LogError."""
         config, now_ms = self._topic.partitions[0].log.config, self._broker.clock.now_ms()
-        settled_ms = config.split_since_ms + config.split_settle_ms
+        settled_ms = self._since_ms + config.split_settle_ms
         if now_ms < settled_ms:
             return False
         old = self._topic.partitions[: config.split_from]

@@ -153,3 +153,22 @@ async def test_what_no_reader_sees_at_an_end_is_not_waited_for(clock: MockClock)
         assert visible(running) == [2, 1, 0, 0]
         await reads(running, 1, groups="g")
         await come_to_see(running, clock, 2, 1, 1, 0)
+
+
+async def test_a_split_that_a_clock_ahead_of_this_one_dated_settles_all_the_same(clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.broker.create_topic("t", config=CONFIG)
+        year_ms = 365 * 86_400_000
+        now_ms = running.broker.clock.now_ms
+        running.broker.clock.now_ms = lambda: now_ms() + year_ms  # type: ignore[method-assign]
+        await running.broker.create_partitions("t", 2)
+        await append(running, "1", partition=1)
+        await reads(running, 0)
+        await running.synced()
+        left = killed(files)
+    async with engine(left) as running:
+        await seconds(clock, 50)
+        assert visible(running) == [0, 0]
+        await seconds(clock, 20)
+        await come_to_see(running, clock, 0, 1)
