@@ -182,7 +182,7 @@ class Broker(Turns):
         )
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=self.cluster is None)
         if self.transactions.store is not None:
-            self.clock.begin_after(self.transactions.store.log.segments[-1].max_timestamp_ms)
+            self.clock.begin_after([self.transactions.store.log])
         if self.engine is not None:
             self.engine.keep_transactions(self)
         self.keeping: Keeping | None = None
@@ -203,7 +203,7 @@ class Broker(Turns):
             self._retained, self.wills = self.keeping.none, self.keeping.wills
         else:
             kept = self.storage.open_retained()
-            self.clock.begin_after(kept.log.segments[-1].max_timestamp_ms)
+            self.clock.begin_after([kept.log])
             self._retained = Retained(kept, self.config, self.clock.now_ms)
             self.wills = Wills(self, kept, self._retained, self.config.will_grace_ms)
 

@@ -10,6 +10,9 @@ from weakref import WeakSet
 
 import trio
 
+from core_log.batch_header import parse_header
+from core_log.errors import LogError
+from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer, TimerService
 from routing.message import Slab
 from routing.queues.queue import Queue
@@ -60,11 +63,15 @@ class Clock:
             abs(apart_ms) // 1000, "ahead of" if ahead else "behind", "earlier" if ahead else "later",
         )  # fmt: skip
 
-    def begin_after(self, written_ms: int) -> None:
-        """A wall clock that nobody has set yet, as of a machine without a battery for it, is not gone by if a log was
-        written to at `written_ms`: time goes on from there. Call it before what the log has is read back.
+    def begin_after(self, logs: Sequence[PartitionLog]) -> None:
+        """A wall clock that nobody has set yet, as of a machine without a battery for it, is not gone by if these logs,
+        which have the times of this clock, were written to later: time goes on from there. Call it before what they
+        have is read back.
         """
-        if self.now_ms() < min(_SET_FROM_MS, written_ms):
+        if self.now_ms() >= _SET_FROM_MS:
+            return
+        written_ms = max(map(_written_ms, logs), default=0)
+        if self.now_ms() < written_ms:
             said_s = self._wall_clock_ms() // 1000
             self._start_ms = written_ms - trio.current_time() * 1000
             self._apart_ms = self._wall_clock_ms() - written_ms
@@ -84,6 +91,15 @@ class Clock:
     def seconds(self, time_ms: float) -> float:
         """A time as `trio.current_time` tells it."""
         return (time_ms - self._start_ms) / 1000
+
+
+def _written_ms(written: PartitionLog) -> int:
+    """When a log was written to last; 0 if it does not say. What is before that may be of a clock that was ahead."""
+    try:
+        batches = written.read_blocking(written.log_end_offset - 1, 1, unsynced=True)
+        return parse_header(batches[-1]).max_timestamp_ms if batches else 0
+    except (LogError, OSError):
+        return 0
 
 
 class Runnable(Protocol):

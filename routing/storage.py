@@ -144,7 +144,7 @@ class Storage:
         if homes is None:
             count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
             own_homes = [self._open_home(f"queues/{index}", index) for index in range(count)]
-            host.clock.begin_after(max(home.log.segments[-1].max_timestamp_ms for home in own_homes))
+            host.clock.begin_after([home.log for home in own_homes])
             stripes += own_homes
         transient = self._open_home(f"{_SCRATCH}/0", -1)
         stream_host = StreamHost(
@@ -211,7 +211,8 @@ class Storage:
         `recover`, LogUnavailable.
         """
         bytes_max = self._config.transaction_bytes_max
-        store = self._open_store("transactions/0", batch_bytes_max=bytes_max + _BATCH_ROOM_BYTES) if alone else None
+        room, now_ms = bytes_max + _BATCH_ROOM_BYTES, self._now_ms
+        store = self._open_store("transactions/0", batch_bytes_max=room, clock_ms=now_ms) if alone else None
         transactions = Transactions(
             store, topology, commits, bytes_max, self._now_ms, self._config.group_offsets_retention_ms
         )
@@ -220,16 +221,22 @@ class Storage:
 
     def open_retained(self) -> KeyedStore:
         """The store of retained messages and of wills. Raises LogDamaged, CorruptBatch, OSError."""
-        return self._open_store("retained/0", batch_bytes_max=self._config.message_bytes_max + _BATCH_ROOM_BYTES)
+        room = self._config.message_bytes_max + _BATCH_ROOM_BYTES
+        return self._open_store("retained/0", batch_bytes_max=room, clock_ms=self._now_ms)
 
-    def _open(self, directory: str, settings: LogConfig) -> PartitionLog:
-        return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=wall_clock_ms)
+    def _open(self, directory: str, settings: LogConfig, clock_ms: Callable[[], int] = wall_clock_ms) -> PartitionLog:
+        return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=clock_ms)
 
     def _open_store(
-        self, directory: str, batch_bytes_max: int = STORE_BATCH_BYTES_MAX, *, accept_damage: bool = False
+        self,
+        directory: str,
+        batch_bytes_max: int = STORE_BATCH_BYTES_MAX,
+        *,
+        accept_damage: bool = False,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> KeyedStore:
         require_undamaged(self._files, directory, accept_damage=accept_damage or self._config.accept_damage)
-        log = self._open(directory, msgspec.structs.replace(_STORE, message_bytes_max=batch_bytes_max))
+        log = self._open(directory, msgspec.structs.replace(_STORE, message_bytes_max=batch_bytes_max), clock_ms)
         self.stores.append(log)
         return KeyedStore(log)
 

@@ -67,8 +67,8 @@ async def test_a_start_with_a_clock_that_is_far_behind_what_is_stored_is_told_of
 async def test_a_clock_that_has_not_been_set_makes_nothing_wait_for_decades(
     clock: MockClock, caplog: pytest.LogCaptureFixture, unset_ms: int
 ) -> None:
-    files = MemoryFiles()
-    async with open_broker(files, wall_clock_ms=lambda: NOW_MS + int(trio.current_time() * 1000)) as broker:
+    files, ahead_ms = MemoryFiles(), 0
+    async with open_broker(files, wall_clock_ms=lambda: NOW_MS + ahead_ms + int(trio.current_time() * 1000)) as broker:
         running = Engine(broker)
         await running.queue("delayed", arguments={"x-delayed": True})
         await running.queue("mortal", arguments={"x-message-ttl": 60_000})
@@ -77,7 +77,9 @@ async def test_a_clock_that_has_not_been_set_makes_nothing_wait_for_decades(
         )
         running.turn()
         await passing(clock, 1)
+        ahead_ms = 10**12  # for a moment
         await running.client().publish_safely("mortal", "x")
+        producer = await broker.coordinator.begin("id", 10_000, None, "u@here")
         assert (running.count("delayed"), running.count("mortal")) == (1, 1)
         await running.synced()
         left = files.crash()
@@ -92,6 +94,7 @@ async def test_a_clock_that_has_not_been_set_makes_nothing_wait_for_decades(
         assert (running.count("delayed"), running.count("mortal")) == (2, 1)
         await passing(clock, 60)
         assert (running.count("delayed"), running.count("mortal")) == (2, 0)
+        assert broker.coordinator.describe("id").producer_id == producer[0]
     said = [record.getMessage() for record in caplog.records if "wall clock" in record.getMessage()]
     assert [text[:31] for text in said] == ["the wall clock has not been set"]
 
