@@ -211,9 +211,8 @@ class Retained:
         for name in names:
             found = self.get(vhost, name)
             if found is not None:
-                left_ms = min(
-                    found.ends_at_ms - self._now_ms(), TTL_MS_MAX
-                )  # a clock that was ahead may have said when
+                # A clock that was ahead may have said when it ends.
+                left_ms = min(found.ends_at_ms - self._now_ms(), TTL_MS_MAX)
                 yield name, found.tag, found.body, left_ms if found.ends_at_ms else None
 
     # --- upkeep ------------------------------------------------------------------------
