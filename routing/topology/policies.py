@@ -19,6 +19,7 @@ from routing.name_rules import InvalidExpression, NameRule, kept_rule
 from routing.queues.settings import CHECKS
 from routing.topics.stream_settings import SEGMENT_BYTES_ALLOWED, interval_ms
 from routing.topology.entries import Key
+from routing.topology.large_numbers import number_again, numbers_again
 
 APPLY_TO = ("all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams")
 PATTERN_LENGTH_MAX = 1000
@@ -58,8 +59,8 @@ class Policy:
         return cls(
             name,
             value["pattern"],
-            value["definition"],
-            value["priority"],
+            numbers_again(value["definition"]),
+            number_again(value["priority"]),
             value["apply-to"],
             kept_rule(value["pattern"]),
         )

@@ -39,6 +39,7 @@ from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST, Catalog
 from routing.topology.entries import Entry, InFlight, Key, Plan, queue_key
 from routing.topology.exchange import Exchange
+from routing.topology.large_numbers import numbers_again
 from routing.topology.policies import policy_key
 from routing.topology.queue_ids import OutOfQueueIds
 from routing.topology.rehoming import adopt, rehome
@@ -353,8 +354,9 @@ class Topology:
                 self._drop(self.vhosts[vhost], queue)
             return
         there = self.vhosts[vhost].queues.get(name)
+        arguments = numbers_again(value["arguments"])
         if there is not None and there.id == value["id"]:
-            there.arguments, there.formerly = value["arguments"], value.get("formerly", [])
+            there.arguments, there.formerly = arguments, value.get("formerly", [])
             self.vhosts[vhost].follow_policies(there)
             return
         home: Home = self.stripes[value["stripe"]] if entry.durable else self.transient
@@ -365,9 +367,9 @@ class Topology:
             durable=value.get("durable", True),
             exclusive=value.get("exclusive", False),
             auto_delete=value["auto_delete"],
-            arguments=value["arguments"],
+            arguments=arguments,
             owner=entry.live,
-            settings=self.vhosts[vhost].settings_of(name, value["arguments"]),
+            settings=self.vhosts[vhost].settings_of(name, arguments),
             start=value.get("start", ()),
         )
         queue.vhost = vhost
