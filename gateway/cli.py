@@ -55,7 +55,8 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @click.option(
     "--accept-damage",
     is_flag=True,
-    help="Start although the catalog or the group offsets are damaged: keep what is whole, and a copy in damaged/.",
+    help="Start although the catalog or the group offsets are damaged, or logs are missing: keep what is whole, and a "
+    "copy in damaged/.",
 )
 @_door_option("amqp", "127.0.0.1:5672")
 @_door_option("mqtt", "127.0.0.1:1883")

@@ -9,12 +9,16 @@
    rule 1 has what is left. Where there is no room for `unknown/` either, it stays where it is until a later start.
 3. A store (catalog, group offsets) that was damaged stops the start. When it is told to accept the damage, it keeps
    every batch that is whole, and a copy of the files as they were in `damaged/`.
+4. So does what is not there and should be: the catalog, where logs have something in them, and directories that it
+   names. Whoever forgot a part of a copy, or to mount it, would have what is missing made anew, empty, and what comes
+   then stand in its place. When the damage is accepted that is what happens, with a line for each.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from core_log.damage import find_damage, repair
 from core_log.disk_space import NO_ROOM
@@ -25,9 +29,13 @@ from core_log.threads import in_thread
 logger = logging.getLogger(__name__)
 
 TOPICS = "topics"
+HOMES = "queues"
+CATALOG = "catalog/0"
+OFFSETS = "offsets/0"
 _UNKNOWN = "unknown"
 _DELETING = "deleting"
 _DAMAGED = "damaged"
+_LINES_MAX = 100
 
 
 def topic_directory(name: str, index: int, uid: str = "") -> str:
@@ -48,6 +56,44 @@ def require_undamaged(files: Files, directory: str, *, accept_damage: bool) -> N
     aside = _free_name(files, f"{_DAMAGED}/{directory.replace('/', '-')}")
     logger.error("%s. Going on without what is damaged; the files as they were are in %s", damage, aside)
     repair(files, directory, aside)
+
+
+def lacking(files: Files, catalog_end: int, entries: Iterable[tuple[Sequence[Any], Any]]) -> Iterator[str]:
+    """What is not there of the directory of a broker that is alone, and should be, by where the log of its catalog
+    ends, and by what that says: a line each. Raises OSError.
+    """
+    if not catalog_end:
+        yield from _without_catalog(files)
+        return
+    if not files.exists(OFFSETS):  # made with the first start, before anything was declared
+        yield f"{OFFSETS} is missing"
+    homes, topics = set(files.list(HOMES)), set(files.list(TOPICS))
+    for key, value in entries:
+        if key[0] == "queue" and str(value["stripe"]) not in homes:
+            yield f"{HOMES}/{value['stripe']} is missing: queue '{key[2]}' is there"
+        elif key[0] == "topic":
+            places = [topic_directory(key[1], index) for index in range(value["partitions"])]
+            yield from (f"{place} is missing" for place in places if place.removeprefix(f"{TOPICS}/") not in topics)
+
+
+def _without_catalog(files: Files) -> Iterator[str]:
+    for room in (HOMES, TOPICS):
+        for name in files.list(room):
+            if not _is_empty(files, f"{room}/{name}"):
+                yield f"{CATALOG} is missing or empty, and {room}/{name} is not"
+                return
+
+
+def require_present(lacking: Iterable[str], *, accept_damage: bool) -> None:
+    """Rule 4, of lines that say what is missing. Raises LogDamaged."""
+    for number, line in enumerate(lacking):
+        if not accept_damage:
+            raise LogDamaged(
+                f"{line}. Bring it back from a copy, or start once with --accept-damage: what is missing is made anew, "
+                "empty, and what was in it is lost"
+            )
+        if number < _LINES_MAX:
+            logger.error("%s. Going on without it", line)
 
 
 def note_deletion(files: Files, directories: Iterable[str]) -> None:

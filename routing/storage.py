@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -27,7 +28,16 @@ from routing.cluster.metadata.log_names import RETAINED, TRANSACTIONS
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
-from routing.directories import require_undamaged, tidy_topics, topic_directory
+from routing.directories import (
+    CATALOG,
+    HOMES,
+    OFFSETS,
+    lacking,
+    require_present,
+    require_undamaged,
+    tidy_topics,
+    topic_directory,
+)
 from routing.queue_host import Host
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home import Home
@@ -133,17 +143,20 @@ class Storage:
         if files.exists(_SCRATCH):
             files.remove_directory(_SCRATCH)
         # What a shared store says is written to it again.
-        own = self._open_store("catalog/0", accept_damage=metadata is not None)
+        own = self._open_store(CATALOG, accept_damage=metadata is not None)
         if metadata is None:
             catalog = Catalog(EmbeddedStore(own))
+            named = chain(catalog.entries("queue"), catalog.entries("topic"))
+            lacks = lacking(files, own.log.log_end_offset, named)
+            require_present(lacks, accept_damage=config.accept_damage)
         else:
             catalog = Catalog(metadata, shared=True)
             CatalogMirror(metadata, own, self._spawn)
-        positions = offsets or OffsetStore(self._open_store("offsets/0"))
+        positions = offsets or OffsetStore(self._open_store(OFFSETS))
         stripes: list[Home] = list(homes or ())
         if homes is None:
             count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
-            own_homes = [self._open_home(f"queues/{index}", index) for index in range(count)]
+            own_homes = [self._open_home(f"{HOMES}/{index}", index) for index in range(count)]
             host.clock.begin_after([home.log for home in own_homes])
             stripes += own_homes
         transient = self._open_home(f"{_SCRATCH}/0", -1)

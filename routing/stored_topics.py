@@ -17,11 +17,10 @@ from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.config import BrokerConfig
-from routing.directories import TOPICS, topic_directory
+from routing.directories import CATALOG, TOPICS, topic_directory
 from routing.topics.topic_config import log_config
 from routing.topology.catalog import unpack_entry
 
-CATALOG = "catalog/0"
 _READ_BYTES = 1 << 20
 
 

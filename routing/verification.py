@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from core_log import checkpoint
 from core_log.compaction import state as states
@@ -19,13 +19,13 @@ from core_log.errors import CorruptBatch
 from core_log.files import Files
 from core_log.segment_names import LOG_SUFFIX, effective
 from routing.cluster.metadata.identity import load_identity
-from routing.directories import TOPICS, topic_directory
+from routing.directories import CATALOG, HOMES, TOPICS, lacking
 from routing.queues.homes.checkpoints import decode_checkpoint
-from routing.stored_topics import CATALOG, catalog_items, open_stored
+from routing.stored_topics import catalog_items, open_stored
 from routing.topology.catalog import unpack_entry
+from routing.topology.entries import Key
 
 _STORES = ("catalog", "offsets", "transactions", "retained")
-_HOMES = "queues"
 
 
 class Verified(NamedTuple):
@@ -53,8 +53,8 @@ def verify_logs(files: Files) -> Iterator[Verified]:
     for room in _STORES:
         for name in files.list(room):
             yield _verify(files, f"{room}/{name}", is_store=True)
-    for name in files.list(_HOMES):
-        found = _verify(files, f"{_HOMES}/{name}")
+    for name in files.list(HOMES):
+        found = _verify(files, f"{HOMES}/{name}")
         found.problems.extend(_faults_of_checkpoint(files, found))
         yield found
     for name in files.list(TOPICS):
@@ -70,10 +70,11 @@ def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
     identity = load_identity(files)
     alone = identity is None
     try:
+        catalog_end = open_stored(files, CATALOG).log_end_offset
         items = catalog_items(files)
     except CorruptBatch as error:
         return {}, [str(error)]
-    homes, topics = set(files.list(_HOMES)), set(files.list(TOPICS))
+    named: list[tuple[Key, Any]] = []
     for packed, data in items:
         try:
             key, value = unpack_entry(packed, data)
@@ -81,13 +82,9 @@ def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
             problems.append(f"{CATALOG}: the entry {packed!r} is not understood: {error}")
             continue
         counts[key[0]] += 1
-        if not alone:
-            continue  # what is not here is at other brokers
-        if key[0] == "queue" and str(value["stripe"]) not in homes:
-            problems.append(f"{_HOMES}/{value['stripe']} is missing: queue '{key[2]}' is there")
-        elif key[0] == "topic":
-            places = [topic_directory(key[1], index) for index in range(value["partitions"])]
-            problems += [f"{place} is missing" for place in places if place.removeprefix(f"{TOPICS}/") not in topics]
+        named.append((key, value))
+    if alone:  # of a member what is not here is at other brokers
+        problems += lacking(files, catalog_end, named)
     counts.pop("next-queue-id", None)
     return dict(counts), problems
 

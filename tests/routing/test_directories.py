@@ -230,3 +230,41 @@ async def test_a_topic_made_again_never_finds_old_records() -> None:
         assert content(running, "t") == b""
         assert files.list("unknown") == ["t-1.1"]
         assert files.list("deleting") == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [
+        ("catalog", "catalog/0 is missing or empty, and queues/"),
+        ("catalog/0", "catalog/0 is missing or empty, and queues/"),
+        ("offsets", "offsets/0 is missing"),
+        ("queues", "queues/0 is missing: queue 'q' is there"),
+        ("topics/first-1", "topics/first-1 is missing"),
+    ],
+)
+async def test_what_is_missing_stops_the_start(gone: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    async with engine(files, stripes=1) as running:
+        await fill(running, "first")
+        await running.queue("q")
+        await running.client().publish_safely("q", "m")
+    files.remove_directory(gone)
+    before = {name: segments(files, name) for name in ("queues/0", "topics/first-0", "topics/first-1")}
+    for _ in range(2):
+        with pytest.RaisesGroup(pytest.RaisesExc(LogDamaged, match=f"{told}.*--accept")):
+            async with engine(files, stripes=1):
+                pass
+    assert {name: segments(files, name) for name in before} == before
+    async with engine(files, stripes=1, accept_damage=True) as running:
+        assert f"{told}" in caplog.text
+        await running.queue("q")
+        await running.client().publish_safely("q", "m")
+    async with engine(files, stripes=1):
+        pass
+
+
+async def test_a_first_start_that_was_killed_is_no_damage() -> None:
+    files = MemoryFiles()
+    files.make_directory("catalog/0")
+    async with engine(files) as running:
+        await running.queue("q")

@@ -105,6 +105,8 @@ def first(directory: Path, pattern: str) -> Path:
         (lambda d: os.truncate(largest(d, "queues/*/*.log"), 0), "/checkpoint speaks of offset 102: the log ends at 0"),
         (lambda d: shutil.rmtree(d / "topics" / "t-0"), "topics/t-0 is missing"),
         (lambda d: shutil.rmtree(d / "queues"), "is missing: queue 'q' is there"),
+        (lambda d: shutil.rmtree(d / "offsets"), "offsets/0 is missing"),
+        (lambda d: shutil.rmtree(d / "catalog"), "catalog/0 is missing or empty, and queues/"),
         (lambda d: first(d, "topics/t-0/*.log").unlink(), "missing or damaged"),
     ],
 )
