@@ -2,7 +2,8 @@
 
 1. Nothing is removed because nobody knows it. The directory of a topic that the catalog does not name is moved to
    `unknown/`, with a warning; what a new topic finds in its place is moved there as well. One that was never written
-   to, as a crash leaves it while a topic is created, stays for the topic of that name.
+   to, as a crash leaves it while a topic is created, stays for the topic of that name; where a topic's id is in the
+   name, which no other will have, it goes. Each start says how much is in `unknown/`, as nothing ever takes it away.
 2. What is to be removed is noted in `deleting/` first, durably, and the note goes last. A start finishes what has a
    note, unless the catalog still names it: then the deletion had not become durable, and has not happened. A disk that
    has no room for the note (no inode) hinders no deletion, which makes room: should the broker end in the middle of it,
@@ -17,6 +18,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -36,6 +38,7 @@ _UNKNOWN = "unknown"
 _DELETING = "deleting"
 _DAMAGED = "damaged"
 _LINES_MAX = 100
+_WITH_ID = re.compile(r".+-[0-9]+\.[0-9a-f]{16}")
 
 
 def topic_directory(name: str, index: int, uid: str = "") -> str:
@@ -143,9 +146,9 @@ def make_places(files: Files, directories: Iterable[str]) -> None:
         files.make_directory(directory)
 
 
-def tidy_topics(files: Files, known: Collection[str]) -> set[str]:
-    """At a start: finish deletions, and set aside what is not among the `known` directories. The topics whose deletion
-    was not finished. Raises OSError.
+def tidy_topics(files: Files, known: Collection[str], *, with_ids: bool = False) -> set[str]:
+    """At a start: finish deletions, and set aside what is not among the `known` directories, of a cluster's member
+    `with_ids`. The topics whose deletion was not finished. Raises OSError.
     """
     noted = [f"{TOPICS}/{name}" for name in files.list(_DELETING)]
     gone = [directory for directory in noted if directory not in known]
@@ -153,8 +156,21 @@ def tidy_topics(files: Files, known: Collection[str]) -> set[str]:
         forget_deletion(files, [directory for directory in noted if directory in known])
         remove_noted(files, gone)
     for name in files.list(TOPICS):
-        if f"{TOPICS}/{name}" not in known and not _is_empty(files, f"{TOPICS}/{name}"):
-            _set_aside_if_room(files, f"{TOPICS}/{name}")
+        directory = f"{TOPICS}/{name}"
+        if directory in known:
+            continue
+        if not _is_empty(files, directory):
+            _set_aside_if_room(files, directory)
+        elif with_ids and _WITH_ID.fullmatch(name):
+            files.remove_directory(directory)
+    aside = len(files.list(_UNKNOWN))
+    if aside:
+        logger.warning(
+            "%s/ has %d directories of topics that the catalog does not name: nothing uses them, and nothing removes "
+            "them but who knows that they are not needed",
+            _UNKNOWN,
+            aside,
+        )
     return {directory.removeprefix(f"{TOPICS}/").rpartition("-")[0] for directory in gone}
 
 

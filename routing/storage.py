@@ -182,7 +182,8 @@ class Storage:
             partition.numbers.keep({queue.id for queue in topology.all_queues()})
         for (_, name), entry in catalog.entries("topic"):
             topology.add_topic(self.open_topic(name, entry), entry)
-        gone = tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})
+        known = {partition.log.directory for topic in topology.topics.values() for partition in topic.partitions}
+        gone = tidy_topics(files, known, with_ids=metadata is not None)
         for name in gone - topology.topics.keys() if offsets is None else ():
             positions.forget_topic(name)
         topology.recover_bindings()

@@ -10,7 +10,7 @@ from core_log.errors import LogDamaged
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.memory_files import MemoryFile
 from core_log.record_batch import BatchBuilder
-from routing.directories import note_deletion
+from routing.directories import note_deletion, tidy_topics
 from routing.topics.offset_store import Committed
 from tests.routing.harness import Engine, engine, killed
 
@@ -99,6 +99,23 @@ async def test_an_unknown_directory_is_moved_aside(caplog: pytest.LogCaptureFixt
     assert "does not name topics/stranger-0: moved to unknown/stranger-0.1" in caplog.text
     assert files.list("unknown") == ["stranger-0.1", "stranger-0.2"]
     assert files.list("topics") == ["t-0", "t-1"]
+
+
+def test_what_other_brokers_deleted_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    for name in ("t-0.0123456789abcdef", "gone-0.1123456789abcdef", "empty-0.2123456789abcdef", "plain-0"):
+        files.make_directory(f"topics/{name}")
+        log = files.open(f"topics/{name}/{0:020d}.log")
+        if name.startswith("gone"):
+            log.pwritev([b"x"], 0)
+    for _ in range(2):
+        caplog.clear()
+        tidy_topics(files, {"topics/t-0.0123456789abcdef"}, with_ids=True)
+        assert files.list("topics") == ["plain-0", "t-0.0123456789abcdef"]
+        assert files.list("unknown") == ["gone-0.1123456789abcdef.1"]
+        assert "unknown/ has 1 directories of topics that the catalog does not name" in caplog.text
+    tidy_topics(files, {"topics/plain-0"})
+    assert files.list("topics") == ["plain-0", "t-0.0123456789abcdef"], "a broker that is alone knows of no ids"
 
 
 async def test_a_deletion_that_a_crash_interrupted_is_finished() -> None:
