@@ -117,6 +117,7 @@ def recover(
     if scanned:
         files.sync_directory(directory)
     active = segments[-1]
+    active.close_file()  # most logs are not written to soon, and descriptors may be few
     trusted_bytes = point.position if point is not None and point.segment_base == active.base_offset else 0
     if cut or trusted_bytes > active.size:
         # What is appended next may grow beyond an old recovery point, which would then point into a batch.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -332,6 +334,25 @@ def test_on_a_real_disk(tmp_path: object) -> None:
     again.close()
     files.remove_directory("topics")
     assert not files.exists(DIRECTORY)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="nothing says which descriptors there are")
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_that_is_opened_holds_no_descriptor(clean: bool, tmp_path: Path) -> None:
+    files = OsFiles(str(tmp_path))
+    log = open_log(files)
+    fill(log, 3)
+    flush(log)
+    if clean:
+        log.close()
+    before = len(os.listdir("/proc/self/fd"))
+    logs = [open_log(files) for _ in range(5)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    again = fill(logs[0], 1)
+    flush(logs[0])
+    assert again
+    assert logs[0].flushed_offset == logs[0].log_end_offset
+    logs[0].close()
 
 
 @pytest.mark.parametrize("setting", ["segment_bytes", "segment_ms", "message_bytes_max", "fsync_interval_ms"])
