@@ -85,11 +85,22 @@ def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait:
 @with_json
 @with_client
 def rebalance(client: BlockingClient, dry_run: bool, wait: bool, as_json: bool) -> None:
-    """Have equally many replicas and leaders on all brokers that run and do not drain."""
+    """Have equally many replicas and leaders on all brokers that run and do not drain.
+
+    What would have fewer replicas than its min_insync_replicas stays where it is, and is an error when the rest is
+    done.
+    """
+    from protocols.native.errors import PreconditionFailed
+
     found = client.administer("cluster.rebalance", dry_run=dry_run)
     show(found["columns"], [[_ids(value) for value in row] for row in found["rows"]], as_json)
     if wait and not dry_run:
         _until(lambda: _still_moving(client))
+    if kept := found.get("kept"):
+        raise PreconditionFailed(
+            f"{len(kept)} partitions stay where they are, as fewer replicas than their min_insync_replicas would be "
+            f"left ({_some(kept)}): start another broker, or `undrain` one"
+        )
 
 
 @click.command()

@@ -74,11 +74,13 @@ async def move(broker: Broker, user: str, topic: str, partition: int, replicas: 
 
 @operation("cluster.rebalance")
 async def rebalance(broker: Broker, user: str, dry_run: bool = False) -> dict[str, Any]:
-    """Have equally many replicas and leaders on all brokers that run and do not drain; what changes for that."""
-    found = await operating.rebalance(_cluster_of(broker), dry_run=dry_run)
+    """Have equally many replicas and leaders on all brokers that run and do not drain; what changes for that, and what
+    is kept where it is, as fewer replicas would be left than have to be in sync.
+    """
+    changes, kept = await operating.rebalance(_cluster_of(broker), dry_run=dry_run)
     topics = names_by_id(broker.topics.values())
-    rows = [[*place(log, topics), list(before), list(after)] for log, (before, after) in found.items()]
-    return {"columns": list(PLANNED), "rows": sorted(rows)}
+    rows = [[*place(log, topics), list(before), list(after)] for log, (before, after) in changes.items()]
+    return {"columns": list(PLANNED), "rows": sorted(rows), "kept": sorted([*place(log, topics)] for log in kept)}
 
 
 @operation("cluster.unclean_elections")

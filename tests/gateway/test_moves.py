@@ -247,6 +247,25 @@ async def command(broker: Running, *arguments: str) -> Result:
     return await trio.to_thread.run_sync(partial(CliRunner().invoke, main, asked, catch_exceptions=False))
 
 
+async def test_a_rebalance_says_what_it_leaves_as_there_are_too_few_brokers(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "few") as (_, brokers), client_of(brokers[1]) as client:
+        await until(lambda: all(len(one.state.isr) == 3 for one in brokers[1].cluster.elections.logs.values()))
+        await client.create_topic("t", config={"min.insync.replicas": "1"})
+        for number in (2, 3):
+            await client.administer("cluster.drain", broker_id=number)
+        left = f"{LOGS} partitions stay where they are, as fewer replicas than their min_insync_replicas would be left"
+        for options in (["--dry-run"], ["--wait"]):
+            with trio.fail_after(30):
+                said = await command(brokers[1], "rebalance", *options)
+            assert said.exit_code == 1
+            assert f"millrace: {left} (__offsets-0, " in said.stderr
+            assert [line.split()[0] for line in said.stdout.splitlines()] == ["topic", "t"]
+        assert state_of(brokers[1], "t").replicas == (1,), "what can be moved is"
+        await client.administer("cluster.undrain", broker_id=2)
+        with trio.fail_after(30):
+            assert (await command(brokers[1], "rebalance", "--wait")).exit_code == 0
+
+
 async def test_what_has_no_other_replica_is_named_when_its_broker_drains_or_is_gone(
     etcd: EtcdProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

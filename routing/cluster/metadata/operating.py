@@ -158,14 +158,25 @@ def _known(cluster: Cluster, log: str) -> Known:
     return known
 
 
-async def rebalance(cluster: Cluster, *, dry_run: bool) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Have equally many replicas and preferred leaders on all brokers that run and do not drain; what changes, as
-    (before, after). Raises StorageUnavailable.
+class Rebalanced(NamedTuple):
+    """What comes of a rebalance."""
+
+    changes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    """The replicas of logs, before and after."""
+    kept: list[str]
+    """Logs that stay as they are: there are fewer brokers than have to be in sync."""
+
+
+async def rebalance(cluster: Cluster, *, dry_run: bool) -> Rebalanced:
+    """Have equally many replicas and preferred leaders on all brokers that run and do not drain. Raises
+    StorageUnavailable.
     """
     logs = cluster.elections.logs
     shapes = {log: Shape(wanted(known.state), factor_of(known.state)) for log, known in logs.items()}
     planned = plan(shapes, places_of(cluster.members.brokers.values()))
-    planned = {log: target for log, target in planned.items() if len(target) >= logs[log].state.min_insync}
+    kept = [log for log, target in planned.items() if len(target) < logs[log].state.min_insync]
+    for log in kept:
+        del planned[log]
     found = {log: (shapes[log].replicas, target) for log, target in planned.items()}
     names = [] if dry_run else sorted(planned)
     for start in range(0, len(names), _BATCH_LOGS):
@@ -178,7 +189,7 @@ async def rebalance(cluster: Cluster, *, dry_run: bool) -> dict[str, tuple[tuple
                 known = logs.get(log)
                 if known is None or await _write(cluster, [(log, known, begun(known.state, planned[log]))]):
                     break
-    return found
+    return Rebalanced(found, kept)
 
 
 async def allow_unclean(cluster: Cluster, logs: Sequence[str], *, on: bool) -> None:
