@@ -120,6 +120,8 @@ async def join(config: Config, listeners: Iterable[Listener]) -> AsyncIterator[M
         kafka, native = ((door.advertised_host, door.advertised_port) for door in (config.kafka, config.native))
         said = {"kafka": kafka, "kafkas": kafka, "native": native, "natives": native}
         addresses = advertised(config.cluster, [*listeners, listener], trusted=trusted, said=said)
+        if certificates is not None:
+            certificates.dialled_at(addresses[DOOR])
         meet = partial(_meet, config, certificates)
         before = partial(import_directory, config) if config.cluster.import_data else None
         async with joining(config.cluster, OsFiles(config.data_dir), addresses, meet, before) as part:

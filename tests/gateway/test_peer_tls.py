@@ -116,13 +116,25 @@ async def test_brokers_with_certificates_are_a_cluster_without_a_secret(etcd: Et
         plain = member(etcd, tmp_path, 4, PeerTls(), secret="s")
         assert "it speaks TLS, and this one does not (peer_tls)" in await refused(plain)
         elsewhere = PeerTls(cert=authority.issue("5", "broker-5.example.org"), ca=authority.ca)
-        wrong_host = Running(member(etcd, tmp_path, 5, elsewhere))
+        text = await refused(member(etcd, tmp_path, 5, elsewhere))
+        assert f"not made out for {HOST}, where other brokers dial this one" in text
+
+        # Where all are told not to look whom a certificate is for, it may be for anybody; another broker looks here.
+        unlooked = Running(member(etcd, tmp_path, 5, msgspec.structs.replace(elsewhere, verify_hostname=False)))
         with capture_logs() as said:
-            await nursery.start(wrong_host.run)
+            await nursery.start(unlooked.run)
             await until(
                 lambda: any("Hostname mismatch" in str(line) or "IP address mismatch" in str(line) for line in said)
             )
-        await wrong_host.stop()
+        await unlooked.stop()
+
+        # One that runs stays with the files that it had.
+        before = await trio.to_thread.run_sync(serial, port, shown, authority.ca)
+        authority.issue("1", "broker-1.example.org")
+        with capture_logs() as said:
+            brokers[1].server.reload()
+        assert "not made out for" in str(said)
+        assert await trio.to_thread.run_sync(serial, port, shown, authority.ca) == before
         for broker in brokers.values():
             broker.scope.set()
 
