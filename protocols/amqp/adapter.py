@@ -101,7 +101,7 @@ class AmqpAdapter:
         self._login = Login(self.config, authenticate, peer, peer_certificate_name)
         self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s, self.config.busy_grace_s)
         self._channels: dict[int, Channel] = {}
-        self._released = False
+        self._released = self._parted = False
         self._connection = AmqpConnection(
             self.config,
             self.write,
@@ -170,7 +170,7 @@ class AmqpAdapter:
                 self._fail(to_amqp_error(error, event.channel, method_id))
             except AmqpError as error:
                 self._fail(error)
-        if connection.closed:
+        if connection.closed and not self._parted:
             self._leave()
             self.closed = True
 
@@ -186,7 +186,7 @@ class AmqpAdapter:
         if due is Due.SEND_HEARTBEAT:
             self._outbox.write(HEARTBEAT_FRAME)
         elif due is Due.GIVE_UP:
-            if self._connection.state is not State.CLOSING:
+            if self._connection.state not in (State.CLOSING, State.CLOSED):
                 log.warning("AMQP %s: nothing heard in time (state %s)", self._peer, self._connection.state.value)
             self._leave()
             self.closed = True
@@ -262,6 +262,10 @@ class AmqpAdapter:
             self._leave()
             await self.broker.until_gone(consumed)
             self._connection.send(0, methods.ConnectionCloseOk())
+            # The peer closes the transport, as with RabbitMQ: one that reads its end right behind the answer may take
+            # that for a lost connection (amqp091-go then reports one, or hangs in its close).
+            self._parted = True
+            self._timers.closing(self._clock(), self.config.close_timeout_s)
         elif self._connection.state in (State.CLOSING, State.CLOSED):
             # Sent ahead by a peer whose login was refused, or that has closed since.
             return

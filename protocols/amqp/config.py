@@ -33,7 +33,8 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     """From the first byte to `connection.open`."""
 
     close_timeout_s: Seconds = 5.0
-    """How long to wait for `connection.close-ok` before the transport is closed anyway."""
+    """How long to wait for `connection.close-ok`, and after ours for the client to close the transport, before it is
+    closed anyway."""
 
     message_bytes_max: Bytes = 16 * 1024 * 1024
     """The largest body that a client may publish, as in RabbitMQ 4; `engine.message_bytes_max` holds as well."""

@@ -36,6 +36,7 @@ async def test_the_handshake_word_for_word(world: World) -> None:
     assert await client.calls(TUNE_OK, methods.ConnectionOpen("/"), channel=0) == [methods.ConnectionOpenOk()]
     assert await client.calls(methods.ChannelOpen()) == [methods.ChannelOpenOk()]
     assert await client.calls(methods.ConnectionClose(200, "bye"), channel=0) == [methods.ConnectionCloseOk()]
+    await client.send(b"")
     assert client.closed
 
 
@@ -215,6 +216,17 @@ async def test_a_close_that_is_not_answered_is_not_waited_for(world: World) -> N
     assert client.adapter.next_timer_at() == world.now_s + client.adapter.config.close_timeout_s
     client.tick(5)
     assert client.closed
+
+
+async def test_whoever_closed_is_left_to_close_the_transport(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    client = await world.client()
+    assert await client.calls(methods.ConnectionClose(200, "bye"), channel=0) == [methods.ConnectionCloseOk()]
+    assert not client.closed  # the reader of amqp091-go would find the end before its close is over, and block it
+    await client.send(call(1, methods.ChannelOpen()))
+    assert (client.take_bytes(), client.closed) == (b"", False)
+    assert client.adapter.next_timer_at() == world.now_s + client.adapter.config.close_timeout_s
+    client.tick(5)
+    assert (client.take_bytes(), client.closed, caplog.text) == (b"", True, "")
 
 
 async def test_shutting_down_is_said(world: World) -> None:
