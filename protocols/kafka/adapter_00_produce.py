@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 class Producing:
     """A request until each of its batches is committed or refused."""
 
-    __slots__ = ("_call", "_door", "_entries", "_remaining", "_replies", "_waits", "acks")
+    __slots__ = ("_call", "_door", "_entries", "_places", "_remaining", "_replies", "_waits", "acks")
 
     def __init__(self, door: Door, call: Call, request: Entity) -> None:
         self.acks: int = request.acks
@@ -55,6 +55,8 @@ class Producing:
             for topic in request.topic_data
         ]
         self._entries = [one for topic in self._replies for one in topic.partition_responses]
+        self._places: list[tuple[str, int]] = []
+        """The partition of each batch, once a batch was appended and is refused."""
         self._remaining = len(self._entries)
         self._waits = False
 
@@ -91,8 +93,9 @@ class Producing:
 
     def _note(self, index: int, code: ErrorCode) -> None:
         """Batch `index` was appended and is refused: see `Refusals`."""
-        places = [(topic.name, one.index) for topic in self._replies for one in topic.partition_responses]
-        self._door.refusals.note(*places[index], code)
+        if not self._places:
+            self._places = [(topic.name, one.index) for topic in self._replies for one in topic.partition_responses]
+        self._door.refusals.note(*self._places[index], code)
 
     def finish(self) -> None:
         """All are done."""

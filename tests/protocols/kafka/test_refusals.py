@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from core_log.transaction_marker import marker
+from protocols.kafka.adapter_00_produce import Producing
+from protocols.kafka.adapter_door import Call
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_records import PRODUCE
@@ -122,3 +125,17 @@ async def test_what_a_leader_had_that_was_cut_off_is_not_missed_when_it_leads_ag
             await other.one.members.update(draining=True)
         await until(lambda: leads(leader) and partition.error() is None)
         assert await answers(peer, 2, 1, 2, topic="t") == [AGAIN, NONE, NONE]
+
+
+async def test_each_batch_that_is_late_costs_the_same_however_many_there_are() -> None:
+    async with kafka_broker() as broker:
+        door, told, costs = Peer(broker).adapter.door, list[Any](), []
+        for count in (500, 500, 8000):
+            topics = [Entity(name=TOPIC, partition_data=[Entity(index=at) for at in range(count)])]
+            producing = Producing(door, Call(9, None, told.append), Entity(acks=ALL, topic_data=topics))
+            began = time.process_time()
+            producing.timed_out()
+            costs.append(time.process_time() - began)
+            answered = {one.error_code for one in told[-1].responses[0].partition_responses}
+            assert answered == {ErrorCode.REQUEST_TIMED_OUT}
+        assert costs[2] < 16 * 5 * costs[1], "in proportion"
