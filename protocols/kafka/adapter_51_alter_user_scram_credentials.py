@@ -6,8 +6,6 @@ mechanism that the request does not name. A user who is not there is made, who m
 
 from __future__ import annotations
 
-from collections import Counter
-
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.adapter_scram_mechanisms import mechanism_of
@@ -17,28 +15,26 @@ from protocols.kafka.messages_users import ALTER_USER_SCRAM_CREDENTIALS
 from protocols.kafka.registry import serves
 from routing.access import scram
 from routing.access.scram import Credential
+from routing.bites import bites
 
 
 @serves(ALTER_USER_SCRAM_CREDENTIALS, 0, 0)
 async def alter_user_scram_credentials(door: Door, call: Call, request: Entity) -> Entity:
     """One user after the other."""
-    asked = [*request.deletions, *request.upsertions]
-    named = Counter((one.name, one.mechanism) for one in asked)
-    twice = {name for (name, _), count in named.items() if count > 1}
+    asked: dict[str, tuple[list[Entity], list[Entity]]] = {}
+    for at, said in enumerate((request.deletions, request.upsertions)):
+        for one in said:
+            asked.setdefault(one.name, ([], []))[at].append(one)
     results = []
-    for name in dict.fromkeys(one.name for one in asked):
+    async for name, (deletions, upsertions) in bites(asked.items()):
         code, why = ErrorCode.NONE, None
         try:
             door.require_administrator()
-            if name in twice:
+            mechanisms = [one.mechanism for one in (*deletions, *upsertions)]
+            if len(set(mechanisms)) < len(mechanisms):
                 raise KafkaError(ErrorCode.DUPLICATE_RESOURCE, f"A user credential cannot be altered twice: {name}")
-            changes: dict[str, Credential | None] = {}
-            for one in request.deletions:
-                if one.name == name:
-                    changes[_existing(door, one)] = None
-            for one in request.upsertions:
-                if one.name == name:
-                    changes[mechanism_of(one.mechanism)] = _made(one)
+            changes: dict[str, Credential | None] = {_existing(door, one): None for one in deletions}
+            changes |= {mechanism_of(one.mechanism): _made(one) for one in upsertions}
             await door.broker.rights.set_scram(name, changes)
         except ENGINE_ERRORS as error:
             code, why = code_of(error), str(error) or None

@@ -20,6 +20,7 @@ from protocols.kafka.messages_connection import API_VERSIONS, SASL_AUTHENTICATE,
 from protocols.kafka.messages_groups import OFFSET_FETCH
 from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, METADATA, PRODUCE
 from protocols.kafka.messages_transactions import INIT_PRODUCER_ID
+from protocols.kafka.messages_users import ALTER_USER_SCRAM_CREDENTIALS
 from protocols.kafka.registry import SERVED
 from protocols.kafka.schema import Api
 from routing.access.grants import Permission
@@ -50,6 +51,7 @@ async def test_a_version_of_api_versions_that_nobody_knows_is_answered_in_the_fi
 
 _NAMES = [f"none-{number}" for number in range(10_000)]
 _PLACES = [Entity(partition_index=number, timestamp=-1) for number in range(10_000)]
+_CREDENTIALS = [Entity(name=name, mechanism=1) for name in _NAMES]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +62,9 @@ _PLACES = [Entity(partition_index=number, timestamp=-1) for number in range(10_0
         (LIST_OFFSETS, 7, {"topics": [Entity(name="t", partitions=_PLACES)]}),
         (OFFSET_FETCH, 7, {"group_id": "g", "topics": [Entity(name=name, partition_indexes=[0]) for name in _NAMES]}),
         (OFFSET_FETCH, 8, {"groups": [Entity(group_id=name, topics=None) for name in _NAMES]}),
+        (ALTER_USER_SCRAM_CREDENTIALS, 0, {"deletions": _CREDENTIALS}),
     ],
-    ids=["metadata", "configs", "offsets", "group", "groups"],
+    ids=["metadata", "configs", "offsets", "group", "groups", "credentials"],
 )
 async def test_others_have_their_turn_while_one_request_asks_for_much(api: Api, version: int, fields: Any) -> None:
     others = Turns()
