@@ -10,6 +10,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import OFFSET_COMMIT
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.topics.offset_store import Committed, Partition
 
 _NOTE_CHARACTERS_MAX = 4096
@@ -19,7 +20,7 @@ _EPOCHS_SINCE = 9
 @serves(OFFSET_COMMIT, 1, 9)
 async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     """Answered when what can be committed is safe; each partition is told for itself."""
-    offsets, codes = asked_of(door, request)
+    offsets, codes = await asked_of(door, request)
     try:
         await door.broker.groups.commit(
             request.group_id,
@@ -34,12 +35,12 @@ async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     return told_of(request, codes)
 
 
-def asked_of(door: Door, request: Entity) -> tuple[dict[Partition, Committed], dict[Partition, ErrorCode]]:
+async def asked_of(door: Door, request: Entity) -> tuple[dict[Partition, Committed], dict[Partition, ErrorCode]]:
     """The offsets of a request that may be committed, and of each partition whether its may."""
     offsets: dict[Partition, Committed] = {}
     codes: dict[Partition, ErrorCode] = {}
-    for topic in request.topics:
-        for one in topic.partitions:
+    async for topic in bites(request.topics):
+        async for one in bites(topic.partitions):
             place = topic.name, one.partition_index
             codes[place] = _allowed(door, *place, one.committed_metadata or "")
             if codes[place] == ErrorCode.NONE:

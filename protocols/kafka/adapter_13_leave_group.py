@@ -9,6 +9,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import LEAVE_GROUP
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 _MANY_SINCE = 3
 
@@ -24,7 +25,7 @@ async def leave_group(door: Door, call: Call, request: Entity) -> Entity:
     if call.version < _MANY_SINCE:
         return Entity(error_code=_left(door, request.group_id, request.member_id, None))
     left = []
-    for one in request.members:
+    async for one in bites(request.members):
         code = _left(door, request.group_id, one.member_id, one.group_instance_id)
         left.append(Entity(member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=code))
     return Entity(error_code=ErrorCode.NONE, members=left)

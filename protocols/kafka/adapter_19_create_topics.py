@@ -18,6 +18,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import CREATE_TOPICS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.topics.described_config import Described, describe
 from routing.topics.topic_config import FACTOR
 
@@ -33,7 +34,7 @@ async def create_topics(door: Door, call: Call, request: Entity) -> Entity:
     return Entity(
         topics=[
             await _created(door, call, one, twice=named[name] > 1, validate_only=request.validate_only)
-            for name, one in asked.items()
+            async for name, one in bites(asked.items())
         ]
     )
 

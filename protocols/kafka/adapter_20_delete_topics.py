@@ -11,6 +11,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DELETE_TOPICS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 _NOBODY = bytes(16)
 
@@ -21,7 +22,10 @@ async def delete_topics(door: Door, call: Call, request: Entity) -> Entity:
     asked = [(one.name, one.topic_id) for one in request.topics] or [(name, _NOBODY) for name in request.topic_names]
     named = Counter(asked)
     return Entity(
-        responses=[await _deleted(door, name, topic_id, twice=count > 1) for (name, topic_id), count in named.items()]
+        responses=[
+            await _deleted(door, name, topic_id, twice=count > 1)
+            async for (name, topic_id), count in bites(named.items())
+        ]
     )
 
 

@@ -8,6 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import DELETE_RECORDS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.errors import NotAllowed
 from routing.topics.deletion import delete_records as deleted
 
@@ -19,8 +20,8 @@ async def delete_records(door: Door, call: Call, request: Entity) -> Entity:
     """One partition after the other."""
     timeout_ms = min(max(request.timeout_ms, 0), door.config.admin_timeout_ms_max)
     topics = []
-    for topic in request.topics:
-        found = [await _deleted(door, topic.name, one, timeout_ms) for one in topic.partitions]
+    async for topic in bites(request.topics):
+        found = [await _deleted(door, topic.name, one, timeout_ms) async for one in bites(topic.partitions)]
         topics.append(Entity(name=topic.name, partitions=found))
     return Entity(topics=topics)
 

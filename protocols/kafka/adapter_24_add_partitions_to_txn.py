@@ -9,6 +9,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import ADD_PARTITIONS_TO_TXN
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 _FENCED_SINCE = 2
 
@@ -18,7 +19,7 @@ async def add_partitions_to_txn(door: Door, call: Call, request: Entity) -> Enti
     """Each partition is told for itself; where one cannot be added the others are not attempted."""
     name = request.v3_and_below_transactional_id
     places = [(topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions]
-    refused = {place: code for place in places if (code := _refusal(door, *place)) != ErrorCode.NONE}
+    refused = {place: code async for place in bites(places) if (code := _refusal(door, *place)) != ErrorCode.NONE}
     code = ErrorCode.OPERATION_NOT_ATTEMPTED if refused else ErrorCode.NONE
     try:
         require_id(door, name)

@@ -14,6 +14,7 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_transactions import WRITE_TXN_MARKERS
 from protocols.kafka.registry import serves
 from routing.administration.operations import CHANGES, require_tag
+from routing.bites import bites
 from routing.log_transactions.links import Ending
 
 
@@ -29,13 +30,13 @@ async def write_txn_markers(door: Door, call: Call, request: Entity) -> Entity:
                         name=topic.name,
                         partitions=[
                             Entity(partition_index=index, error_code=await _mark(door, one, topic.name, index))
-                            for index in topic.partition_indexes
+                            async for index in bites(topic.partition_indexes)
                         ],
                     )
-                    for topic in one.topics
+                    async for topic in bites(one.topics)
                 ],
             )
-            for one in request.markers
+            async for one in bites(request.markers)
         ]
     )
 

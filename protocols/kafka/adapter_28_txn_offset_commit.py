@@ -19,7 +19,7 @@ _MEMBERS_SINCE = 3
 @serves(TXN_OFFSET_COMMIT, 0, 3)
 async def txn_offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     """Answered when what can be kept is safe; each partition is told for itself."""
-    offsets, codes = asked_of(door, request)
+    offsets, codes = await asked_of(door, request)
     name, group, groups = request.transactional_id, request.group_id, door.broker.groups
 
     async def check() -> None:

@@ -28,6 +28,7 @@ from protocols.kafka.messages_admin import CREATE_ACLS
 from protocols.kafka.registry import serves
 from routing.access.grants import Access, Permission
 from routing.access.name_patterns import NamePattern, join, parse
+from routing.bites import bites
 
 _Said = dict[tuple[str, int, int, str], set[int]]
 """The operations that are asked for, by principal and resource."""
@@ -40,7 +41,7 @@ async def create_acls(door: Door, call: Call, request: Entity) -> Entity:
     for one in request.creations:
         said.setdefault(_place(one), set()).add(one.operation)
     results = []
-    for one in request.creations:
+    async for one in bites(request.creations):
         code, why = ErrorCode.NONE, None
         try:
             door.require_administrator()

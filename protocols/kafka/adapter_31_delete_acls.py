@@ -30,6 +30,7 @@ from protocols.kafka.messages_admin import DELETE_ACLS
 from protocols.kafka.registry import serves
 from routing.access.grants import Permission
 from routing.access.name_patterns import join, parse
+from routing.bites import bites
 
 _INCLUDED = "it is included in READ, WRITE and ALTER, and goes with these"
 _OWN = "it is what lets you ask for this, and goes where the filter has your name"
@@ -38,7 +39,7 @@ _OWN = "it is what lets you ask for this, and goes where the filter has your nam
 @serves(DELETE_ACLS, 0, 3)
 async def delete_acls(door: Door, call: Call, request: Entity) -> Entity:
     """One filter after the other."""
-    return Entity(filter_results=[await _deleted(door, one) for one in request.filters])
+    return Entity(filter_results=[await _deleted(door, one) async for one in bites(request.filters)])
 
 
 async def _deleted(door: Door, asked: Entity) -> Entity:

@@ -10,6 +10,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import CREATE_PARTITIONS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 
 @serves(CREATE_PARTITIONS, 0, 3)
@@ -17,7 +18,7 @@ async def create_partitions(door: Door, call: Call, request: Entity) -> Entity:
     """One after the other. As many as there are already is an error, as with Kafka."""
     named = Counter(topic.name for topic in request.topics)
     results = []
-    for asked in request.topics:
+    async for asked in bites(request.topics):
         code, why = ErrorCode.NONE, None
         try:
             if named[asked.name] > 1:

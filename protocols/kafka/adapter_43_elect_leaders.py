@@ -13,6 +13,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import ELECT_LEADERS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.cluster.metadata.operating import Elected, elect_preferred, elect_uncleanly
 
 _PREFERRED, _UNCLEAN = 0, 1
@@ -39,8 +40,8 @@ async def elect_leaders(door: Door, call: Call, request: Entity) -> Entity:
         asked = [(one.topic, one.partitions) for one in request.topic_partitions]
     deadline = door.clock() + min(max(request.timeout_ms, 0), door.config.admin_timeout_ms_max) / 1000
     results = []
-    for topic, indexes in asked:
-        found = [await _elected(door, request.election_type, topic, index, deadline) for index in indexes]
+    async for topic, indexes in bites(asked):
+        found = [await _elected(door, request.election_type, topic, index, deadline) async for index in bites(indexes)]
         if everything:
             found = [one for one in found if one.error_code != ErrorCode.ELECTION_NOT_NEEDED]
         if found or not everything:

@@ -12,6 +12,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import ALTER_PARTITION_REASSIGNMENTS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.cluster.metadata.operating import cancel_move, factor_of, move
 from routing.errors import InvalidArgument
 
@@ -27,9 +28,9 @@ async def alter_partition_reassignments(door: Door, call: Call, request: Entity)
         door.require_administrator()
     except KafkaError as error:
         reply.error_code = error.code
-    for topic in request.topics:
+    async for topic in bites(request.topics):
         if reply.error_code == ErrorCode.NONE:
-            found = [await _altered(door, topic.name, one, same_factor=same) for one in topic.partitions]
+            found = [await _altered(door, topic.name, one, same_factor=same) async for one in bites(topic.partitions)]
         else:  # Java's client counts the partitions of any reply
             found = [_answer(one, reply.error_code) for one in topic.partitions]
         reply.responses.append(Entity(name=topic.name, partitions=found))

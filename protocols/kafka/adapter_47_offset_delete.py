@@ -8,6 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import OFFSET_DELETE
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 
 @serves(OFFSET_DELETE, 0, 0)
@@ -15,7 +16,7 @@ async def offset_delete(door: Door, call: Call, request: Entity) -> Entity:
     """All partitions that are named."""
     places = [(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
     try:
-        mine = [place for place in places if _refused(door, *place) is None]
+        mine = [place async for place in bites(places) if _refused(door, *place) is None]
         read = await door.broker.groups.forget(request.group_id, mine)
     except ENGINE_ERRORS as error:
         return Entity(error_code=group_code_of(error), topics=[])

@@ -10,6 +10,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_users import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 
 @serves(DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0)
@@ -21,7 +22,7 @@ async def describe_user_scram_credentials(door: Door, call: Call, request: Entit
         return Entity(error_code=error.code, error_message=str(error) or None, results=[])
     named = Counter(one.name for one in request.users or ())
     if named:
-        results = [_described(door, name, twice=count > 1) for name, count in named.items()]
+        results = [_described(door, name, twice=count > 1) async for name, count in bites(named.items())]
     else:
         found = [_described(door, one.name, twice=False) for one in door.broker.rights.users]
         results = [one for one in found if one.error_code == ErrorCode.NONE]

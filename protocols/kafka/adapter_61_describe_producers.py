@@ -8,6 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import DESCRIBE_PRODUCERS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 
 @serves(DESCRIBE_PRODUCERS, 0, 0)
@@ -17,9 +18,9 @@ async def describe_producers(door: Door, call: Call, request: Entity) -> Entity:
         topics=[
             Entity(
                 name=name,
-                partitions=[await _partition(door, name, index) for index in dict.fromkeys(indexes)],
+                partitions=[await _partition(door, name, index) async for index in bites(dict.fromkeys(indexes))],
             )
-            for name, indexes in {one.name: one.partition_indexes for one in request.topics}.items()
+            async for name, indexes in bites({one.name: one.partition_indexes for one in request.topics}.items())
         ]
     )
 

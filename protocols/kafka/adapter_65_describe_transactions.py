@@ -9,12 +9,14 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import DESCRIBE_TRANSACTIONS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 
 
 @serves(DESCRIBE_TRANSACTIONS, 0, 0)
 async def describe_transactions(door: Door, call: Call, request: Entity) -> Entity:
     """Each id is answered for itself, by who looks after it; one that is named twice, once."""
-    return Entity(transaction_states=[_described(door, name) for name in dict.fromkeys(request.transactional_ids)])
+    once = dict.fromkeys(request.transactional_ids)
+    return Entity(transaction_states=[_described(door, name) async for name in bites(once)])
 
 
 def _described(door: Door, name: str) -> Entity:

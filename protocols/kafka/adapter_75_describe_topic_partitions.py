@@ -12,6 +12,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DESCRIBE_TOPIC_PARTITIONS
 from protocols.kafka.registry import serves
+from routing.bites import bites
 from routing.topology.plans import require_valid_topic_name
 
 _PARTITIONS_MAX = 2000
@@ -26,7 +27,7 @@ async def describe_topic_partitions(door: Door, call: Call, request: Entity) -> 
     names = sorted(named or (name for name in door.broker.topics if sees(door, name)))
     found: list[Entity] = []
     following: Entity | None = None
-    for name in names:
+    async for name in bites(names):
         first = 0
         if cursor is not None:
             if name < cursor.topic_name:

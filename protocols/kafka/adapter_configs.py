@@ -16,6 +16,7 @@ from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.adapter_throttles import THROTTLES, alter_throttles, can_be_altered
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
+from routing.bites import bites
 from routing.declaring.topic_control import ConfigChange
 from routing.topics.described_config import Kind, Source
 
@@ -67,7 +68,7 @@ async def alter(
     """
     named = Counter((one.resource_type, one.resource_name) for one in resources)
     responses = []
-    for one in resources:
+    async for one in bites(resources):
         code, why = ErrorCode.NONE, None
         try:
             if named[one.resource_type, one.resource_name] > 1:

@@ -15,17 +15,12 @@ from core_log.memory_files import MemoryFiles
 from core_log.producer_states import ProducerStates
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
-from protocols.kafka.messages_admin import DESCRIBE_CONFIGS
 from protocols.kafka.messages_connection import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from protocols.kafka.messages_groups import OFFSET_FETCH
 from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, METADATA, PRODUCE
 from protocols.kafka.messages_transactions import INIT_PRODUCER_ID
-from protocols.kafka.messages_users import ALTER_USER_SCRAM_CREDENTIALS
 from protocols.kafka.registry import SERVED
-from protocols.kafka.schema import Api
 from routing.access.grants import Permission
 from tests.protocols.kafka.door import Peer, batch_of, fetching, idempotent, kafka_broker, records_of
-from tests.support.turns import Turns
 
 # Versions
 
@@ -47,37 +42,6 @@ async def test_a_version_of_api_versions_that_nobody_knows_is_answered_in_the_fi
         size, correlation_id, code = int.from_bytes(peer.pipe.data[:4], "big"), peer.pipe.data[7], peer.pipe.data[9]
         assert (size, correlation_id, code) == (len(peer.pipe.data) - 4, 7, ErrorCode.UNSUPPORTED_VERSION)
         assert not peer.adapter.closed
-
-
-_NAMES = [f"none-{number}" for number in range(10_000)]
-_PLACES = [Entity(partition_index=number, timestamp=-1) for number in range(10_000)]
-_CREDENTIALS = [Entity(name=name, mechanism=1) for name in _NAMES]
-
-
-@pytest.mark.parametrize(
-    ("api", "version", "fields"),
-    [
-        (METADATA, 9, {"topics": [Entity(name=name) for name in _NAMES], "allow_auto_topic_creation": False}),
-        (DESCRIBE_CONFIGS, 4, {"resources": [Entity(resource_type=2, resource_name=name) for name in _NAMES]}),
-        (LIST_OFFSETS, 7, {"topics": [Entity(name="t", partitions=_PLACES)]}),
-        (OFFSET_FETCH, 7, {"group_id": "g", "topics": [Entity(name=name, partition_indexes=[0]) for name in _NAMES]}),
-        (OFFSET_FETCH, 8, {"groups": [Entity(group_id=name, topics=None) for name in _NAMES]}),
-        (ALTER_USER_SCRAM_CREDENTIALS, 0, {"deletions": _CREDENTIALS}),
-    ],
-    ids=["metadata", "configs", "offsets", "group", "groups", "credentials"],
-)
-async def test_others_have_their_turn_while_one_request_asks_for_much(api: Api, version: int, fields: Any) -> None:
-    others = Turns()
-    async with kafka_broker() as broker, trio.open_nursery() as nursery:
-        await broker.create_topic("t")
-        peer = Peer(broker)
-        data = peer.encoded(api, version, **fields)
-        nursery.start_soon(others.take)
-        await trio.lowlevel.checkpoint()
-        others.count = 0
-        await peer.receive(data)
-        assert others.count >= 3
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
