@@ -166,6 +166,7 @@ class _Gathered(Generic[Problem]):
     def _takes(self, size: int) -> bool:
         if self.size and size > self.bytes_left:
             self.final = True
+            self.bytes_left = 0  # or all partitions behind this one would be read, for nothing
             return False
         self.size += size
         self.bytes_left -= size

@@ -1,0 +1,43 @@
+"""What a fetch reads of the disk, and what it sends of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from core_log.files import OsFiles
+from core_log.partition_log import PartitionLog
+from tests.protocols.kafka.door import Peer, batch_of, kafka_broker, records_of
+from tests.protocols.kafka.test_fetch import Consumer, append, asking
+
+PARTITIONS = 20
+
+
+async def test_what_does_not_fit_any_more_is_not_read_for_nothing(tmp_path: Path) -> None:
+    reads: list[PartitionLog] = []
+    async with kafka_broker(OsFiles(tmp_path)) as broker:
+        topic = await broker.create_topic("t", partitions=PARTITIONS)
+        for partition in topic.partitions:
+            log = partition.log
+            partition.append(batch_of([b"v" * 900]))
+            await append(broker, topic, partition.index)
+            log._tail.drop_before(2)  # as when more has come
+            read_cold = log.read_cold
+
+            async def noted(*args: Any, log: PartitionLog = log, read: Any = read_cold, **how: Any) -> Any:
+                reads.append(log)
+                return await read(*args, **how)
+
+            log.read_cold = noted  # type: ignore[method-assign]
+        consumer = Consumer(Peer(broker))
+        offsets = dict.fromkeys(range(PARTITIONS), 0)
+        left = set(offsets)
+        asked = asking(topic, offsets)
+        while left:
+            del reads[:]
+            found = await consumer.fetch(asked, max_bytes=1500)
+            assert len(reads) <= 3, "one that fits, and one that does not"
+            got = {index: records_of(one)[-1].offset + 1 for index, one in found.items() if one.records}
+            assert got
+            left -= {index for index, offset in got.items() if offset == 2}
+            asked = asking(topic, got)
