@@ -6,7 +6,8 @@
    waits. It is attached from the first request of a connection on, until that is gone. What the logs do not tell
    (rights, leaders, topics that are gone) is looked for now and then.
 3. A partition is reported if there are records, an error, or if its ends are others than the client was told last. One
-   with an error is reported again until there is none.
+   with an error is reported again until there is none. Who had records comes last the next time: replies are bounded,
+   and the first partitions would be all that a client gets until it is at their end.
 4. Sessions are few, and their partitions are counted. One that is not used for a while ends. When there is room for no
    other, a smaller one that has existed for a while gives way; else the client does without.
 5. A session is the user's that began it; for everybody else it is not there.
@@ -112,8 +113,10 @@ class FetchSession:
         end, start = log.high_watermark, log.log_start_offset
         changed = with_records or entry.told_end != end or entry.told_start != start
         entry.told_end, entry.told_start = end, start
-        self.news.pop(entry, None)
-        if with_records or entry.offset != end or self.attached is None:
+        stays = with_records or entry.offset != end or self.attached is None
+        if with_records or not stays:
+            self.news.pop(entry, None)
+        if stays:
             self.news[entry] = None
         else:
             entry.listen(log)

@@ -41,3 +41,20 @@ async def test_what_does_not_fit_any_more_is_not_read_for_nothing(tmp_path: Path
             assert got
             left -= {index for index, offset in got.items() if offset == 2}
             asked = asking(topic, got)
+
+
+async def test_partitions_of_a_session_have_their_turns_where_a_reply_has_room_for_one() -> None:
+    async with kafka_broker() as broker:
+        topic = await broker.create_topic("t", partitions=3)
+        for partition in topic.partitions:
+            for _ in range(4):
+                partition.append(batch_of([b"v" * 900]))
+            await append(broker, topic, partition.index)
+        consumer = Consumer(Peer(broker))
+        asked, order = asking(topic, dict.fromkeys(range(3), 0), max_bytes=1000), list[int]()
+        for _ in range(9):
+            found = await consumer.fetch(asked, max_bytes=1000)
+            ((index, one),) = [(index, one) for index, one in found.items() if one.records]
+            order.append(index)
+            asked = asking(topic, {index: records_of(one)[-1].offset + 1}, max_bytes=1000)
+        assert order == [0, 1, 2] * 3
