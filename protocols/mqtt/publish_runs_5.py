@@ -151,7 +151,7 @@ class PublishRuns5(PublishRuns):
             if not whole:
                 block_bytes = payload[0] + 1
                 if block_bytes > 128:  # most blocks are short
-                    if not 0 < payload[1] < 128:
+                    if len(payload) == 1 or not 0 < payload[1] < 128:
                         break
                     block_bytes += (payload[1] << 7) - 127
                 raw += payload[:block_bytes]

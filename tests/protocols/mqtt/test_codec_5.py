@@ -270,6 +270,18 @@ def test_events_before_a_violation_count(name: str) -> None:
     assert feed(connected(), single_bytes(good + data))[0] == expected
 
 
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("length", [b"\x80", b"\xff", b"\x80\x80", b"\xff\x00"])
+def test_publishes_before_one_whose_properties_have_half_a_length_count(qos: int, length: bytes) -> None:
+    good = publish_5("a", b"1", qos=qos, packet_id=1)
+    bad = packet(0x30 | qos << 1, text("b") + (b"\0\2" if qos else b"") + length)
+    expected = one_by_one(connected().receive_data(good))
+    events, error = feed(connected(), [good + bad])
+    assert events == expected
+    assert error is not None
+    assert error.code == BAD
+
+
 def test_the_text_of_a_disconnect_is_left_out_where_the_client_takes_no_more() -> None:
     machine = connected(properties=block(packet_bytes_max=10))
     _, error = feed(machine, [publish_5("t/+")])
