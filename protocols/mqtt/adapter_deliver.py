@@ -57,6 +57,11 @@ if TYPE_CHECKING:
 
 ROUTES_REMEMBERED_MAX = 4096
 
+_ADDED_BYTES_MAX = 1024
+"""Most of a publish that is neither payload, nor properties of its publisher's, nor subscription identifiers."""
+_ID_BYTES_MAX = 5
+"""Of a subscription identifier."""
+
 _RETAINED_SHIFT = 2
 """RETAIN stands above the QoS in what tells stretches apart."""
 
@@ -156,7 +161,7 @@ class Delivering:
         """As `deliver`, to a client that takes no packets above a size."""
         assert self._packet_bytes_max is not None
         first = start
-        for index in (*self._too_large(slab, start, stop, self._packet_bytes_max), stop):
+        for index in (*self._too_large(consumer, first_id, slab, start, stop, self._packet_bytes_max), stop):
             if index > first:
                 self.deliver(consumer, first_id + first - start, slab, first, index, redelivered)
                 if self.inflight.collided:
@@ -167,17 +172,29 @@ class Delivering:
                 self._session.settle(first_id + index - start, first_id + index - start, Outcome.DISCARD)
             first = index + 1
 
-    def _too_large(self, slab: Slab, start: int, stop: int, packet_bytes_max: int) -> list[int]:
-        """Which of the messages would be larger packets than the client takes."""
-        if slab.size + 1024 < packet_bytes_max and slab.raws is None and not slab.properties.raw[1:]:
-            return []
-        blocks = blocks_of(slab, start, stop)
+    def _too_large(
+        self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, packet_bytes_max: int
+    ) -> list[int]:
+        """Which of the messages would be larger packets than the client takes, with all that its subscriptions add."""
+        if not slab.properties.raw[1:] and slab.raws is None:
+            added_max = _ADDED_BYTES_MAX + _ID_BYTES_MAX * len(self._subscriptions.granted)
+            if slab.size + added_max < packet_bytes_max:
+                return []
+        share = consumer.context
+        mark, route_of = (b"", share.route_of) if share is not None else (self._own_mark, self._route_on_terms)
+        left = expiries_left(consumer, first_id, slab, start, stop)
         found = []
-        for index in range(start, stop):
-            block = blocks if isinstance(blocks, bytes) else blocks[index - start]
-            size = 4 + len(slab.key_of(index).encode("utf-8", "replace")) + len(block) + len(slab.bodies[index])
-            if 1 + len(remaining_length(size)) + size > packet_bytes_max:
-                found.append(index)
+        for first, last, way in ways_of(slab, start, stop, route_of, mark, no_ack=consumer.no_ack):
+            if way.qos < 0:
+                continue
+            some = None if left is None else left[first - start : last - start]
+            topics, blocks = topics_and_blocks(slab, first, last, way, route_of, some, version_5=True)
+            for index in range(first, last):
+                topic = topics if isinstance(topics, bytes) else topics[index - first]
+                block = blocks if isinstance(blocks, bytes) else blocks[index - first]
+                size = len(topic) + (2 if way.qos else 0) + len(block) + len(slab.bodies[index])
+                if 1 + len(remaining_length(size)) + size > packet_bytes_max:
+                    found.append(index)
         if found:
             if not self.too_large:
                 most = f"of more than {packet_bytes_max} bytes"

@@ -206,6 +206,30 @@ async def test_mqtt_3_1_2_25_messages_that_are_too_large_are_dropped(world: Worl
     assert small.adapter.delivering.too_large == 4
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("ids", [[], [200], [200, 1 << 27]])
+@pytest.mark.parametrize("asked", [b"", block(message_expiry=9)])
+async def test_mqtt_3_1_2_24_what_subscriptions_add_counts(
+    world: World, qos: int, ids: list[int], asked: bytes
+) -> None:
+    """What is as large as the client takes is sent, and nothing larger is."""
+    small = await client_5(world, "small", block(packet_bytes_max=150))
+    await small.send(subscribe_5(1, ("t", 1)))
+    for identifier, topic_filter in zip(ids, ("t", "+"), strict=False):
+        await small.send(subscribe_5(1, (topic_filter, 1), properties=block(subscription_id=identifier)))
+    small.take()
+    publisher = await client_5(world, "publisher")
+    sizes = []
+    for size in range(100, 150):
+        await publisher.send(publish_5("t", bytes(size), asked, qos=qos, packet_id=1))
+        sent = small.take()
+        sizes.append(len(sent))
+        if sent and qos:
+            await small.acknowledge(len(sizes))
+    assert max(sizes) == 150
+    assert sizes == sorted(filter(None, sizes)) + [0] * sizes.count(0)
+
+
 async def test_what_came_by_another_protocol_has_a_block(world: World) -> None:
     new = await subscribed_5(world, "new", 0)
     headers: dict[str, Any] = {"h": "1"}
