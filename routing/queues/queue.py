@@ -256,7 +256,8 @@ class Queue:
             for first, count in runs_of(offsets):
                 self.line.placed.add(first, count)
         else:
-            for offset in self.rules.still_alive(offsets):
+            offsets = list(self.rules.still_alive(offsets))
+            for offset in offsets:
                 self.line_of(offset).placed.add(offset, 1)
         self.rules.came_back(offsets)
         self.wake()

@@ -175,6 +175,25 @@ async def test_a_limit_in_bytes_is_exact_over_restarts(how: str, clock: MockCloc
         assert queue.rules.sizes.waiting_bytes == 0
 
 
+@pytest.mark.parametrize("arguments", [{"x-message-ttl": 1000}, {"x-message-ttl": 1000, "x-max-priority": 2}])
+async def test_what_has_expired_while_it_was_delivered_takes_no_room(
+    arguments: dict[str, Any], clock: MockClock
+) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-length-bytes": 100, **arguments})
+        client = running.client()
+        await client.consume("q")
+        client.publish("q", "x" * 60)
+        client.publish("q", "y" * 30)
+        assert len(client.take()) == 2
+        await passing(clock, 2)
+        client.session.close()
+        other = running.client()
+        other.publish("q", "z" * 60)
+        running.turn()
+        assert running.count("q") == 1
+
+
 async def test_what_stood_there_before_the_limit_came_counts_with_the_average() -> None:
     files = MemoryFiles()
     async with engine(files, stripes=1) as running:
