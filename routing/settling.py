@@ -39,7 +39,9 @@ class Settling:
     transaction: Transaction | None
 
     def settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
-        """Settle a range of deliveries. Raises PreconditionFailed at the first id that is not outstanding."""
+        """Settle a range of deliveries. Raises PreconditionFailed at the first id that is not outstanding, and
+        LimitExceeded when a transaction that has them is too large.
+        """
         if outcome is not ACK:
             require_returnable(self.unsettled, first_id, last_id)
         unsettled = self.unsettled
@@ -55,7 +57,7 @@ class Settling:
     def settle_up_to(self, last_id: int, outcome: Outcome) -> None:
         """Settle every delivery up to and including `last_id`, all of them for 0.
 
-        Raises PreconditionFailed if `last_id` itself is not outstanding, except for 0.
+        Raises PreconditionFailed if `last_id` itself is not outstanding, except for 0; LimitExceeded as `settle`.
         """
         unsettled = self.unsettled
         if last_id == 0:
@@ -77,6 +79,8 @@ class Settling:
             self._finish(entry, entry.first, entry.offsets_of(entry.first, entry.end), outcome)
         if unsettled and unsettled[0].first <= last_id:
             self._settle_part(0, unsettled[0].first, last_id + 1, outcome)
+        elif self.transaction is not None:
+            self.transaction.require_size()
 
     def first_unsettled(self, consumer: Consumer) -> int | None:
         """The lowest offset that was delivered to this consumer of a stream and is not settled."""
@@ -99,6 +103,8 @@ class Settling:
         else:
             del unsettled[index]
         self._finish(entry, first, offsets, outcome)
+        if self.transaction is not None:
+            self.transaction.require_size()
 
     def _finish(self, entry: Unsettled, first: int, offsets: Sequence[int], outcome: Outcome) -> None:
         """Settle the ids from `first` on, which have these offsets: now, or when the transaction is committed."""

@@ -77,24 +77,27 @@ class Transaction:
         self._bytes_max = bytes_max
 
     def publish(self, slab: Slab, mandatory: bool, copies: Sequence[str]) -> None:
-        """Collect a slab. Raises LimitExceeded."""
+        """Collect a slab. Raises LimitExceeded, and does not then."""
         count = len(slab.bodies)
         keys = len(slab.routing_key) * count if slab.keys is None else sum(map(len, slab.keys))
         raws = len(slab.properties.raw) * count if slab.raws is None else sum(map(len, slab.raws))
-        self._grow(slab.size + keys + raws + _MESSAGE_BYTES * count)
+        self.size_bytes += slab.size + keys + raws + _MESSAGE_BYTES * count
+        self.require_size()
         self.publishes.append((slab, mandatory, copies))
 
     def take(self, entry: Unsettled, outcome: Outcome) -> None:
-        """Collect deliveries that are settled. Raises LimitExceeded."""
+        """Collect deliveries that are settled, however many; see `require_size`."""
         last, last_outcome = self.taken[-1] if self.taken else (None, None)
         if last is not None and last_outcome is outcome and last.continues(entry):
             last.end = entry.end
             return
         self.taken.append((entry, outcome))
-        self._grow(_SETTLED_BYTES + 8 * len(entry.offsets or ()))
+        self.size_bytes += _SETTLED_BYTES + 8 * len(entry.offsets or ())
 
-    def _grow(self, size_bytes: int) -> None:
-        self.size_bytes += size_bytes
+    def require_size(self) -> None:
+        """Raises LimitExceeded if it is too large: when all that belongs together was taken, else the rest would be
+        nobody's.
+        """
         if self.size_bytes > self._bytes_max:
             raise LimitExceeded(f"the transaction is larger than configured max size {self._bytes_max}")
 

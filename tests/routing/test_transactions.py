@@ -281,6 +281,28 @@ async def test_a_transaction_has_a_limit() -> None:
         assert counts(running)[0] == 53
 
 
+@pytest.mark.parametrize("outcome", [Outcome.ACK, Outcome.REQUEUE])
+async def test_what_makes_a_transaction_too_large_at_once_is_not_lost(outcome: Outcome) -> None:
+    async with engine(MemoryFiles(), transaction_bytes_max=2000) as running:
+        for name in "ab":
+            await running.queue(name)
+        client = running.client()
+        for name in "ab":
+            await client.consume(name, tag=name)
+        for number in range(20):
+            for name in "ab":
+                client.publish(name, number)
+                running.turn()
+        client.session.begin()
+        with pytest.raises(LimitExceeded):
+            client.session.settle_up_to(0, outcome)
+        client.session.roll_back()
+        client.session.settle(1, 2, Outcome.REQUEUE)
+        client.session.close()
+        running.turn()
+        assert (running.count("a"), running.count("b")) == (20, 20)
+
+
 FULL = {"x-max-length": 2, "x-overflow": "reject-publish"}
 
 
