@@ -43,6 +43,8 @@ def receive(queue: Queue, offsets: Sequence[int]) -> None:
         queue.settle_offsets(offsets)
         return
     queue.outstanding -= len(offsets)
+    if queue.groups is not None:
+        queue.groups.release(offsets)
     if queue.held is None:
         queue.held = OffsetSet()
     for first, count in runs_of(offsets):

@@ -224,6 +224,26 @@ async def test_what_could_not_be_stored_is_published_when_it_is_said_again() -> 
         assert [payload for *_, payload in publishes(found)] == [b"b"]
 
 
+async def test_a_key_of_which_messages_were_received_at_qos_2_is_free_when_the_client_comes_back() -> None:
+    """A policy for all queues has those of sessions group their messages as well."""
+    async with broker(MemoryFiles()) as world:
+        await world.broker.set_policy("all", "", {"group-by": "routing-key"}, apply_to="queues")
+        publisher = await join(world, "p", clean=True)
+        for again, body in enumerate((b"1", b"2")):
+            client = await join(world, "c")
+            assert await present(client) is bool(again)
+            if not again:
+                await client.send(subscribe(1, ("t", 2)))
+                await told(client, 1)
+            await publisher.send(publish("t", body, qos=2, packet_id=1 + again))
+            ((_, _, packet_id, payload),) = publishes(await told(client, 1))
+            assert payload == body
+            await client.send(answer(PUBREC, packet_id))
+            assert await told(client, 1) == [(PUBREL, packet_id.to_bytes(2, "big"))]
+            await client.send(answer(PUBCOMP, packet_id))
+            client.lose()
+
+
 async def test_mqtt_3_3_4_9_the_window_counts_what_is_not_completed() -> None:
     async with broker(MemoryFiles()) as world:
         config = MqttConfig(inflight_messages_max=2)
