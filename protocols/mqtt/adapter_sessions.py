@@ -24,6 +24,7 @@ from protocols.mqtt.events import NEVER_S, Connect
 from protocols.mqtt.takeovers import Takeovers
 from protocols.mqtt.topics import compiled
 from routing.cluster.clients.clients_elsewhere import FIRST
+from routing.declaring.one_by_one import OneByOne
 from routing.errors import BrokerError, NotFound
 from routing.queues.publish_numbers import decode_numbers, encode_numbers
 from routing.queues.queue import Queue
@@ -63,6 +64,8 @@ class Sessions:
         self._taken_max = _TAKEN_MIN
         """With so many it is looked which sessions are over."""
         self.takeovers = Takeovers()
+        self.opening = OneByOne()
+        """Who opens the session of a client identifier."""
         self.giving: dict[tuple[str, str], object] = {}
         """Who gives out what is retained, by queue and pattern. It goes on when its connection is over, but not when
         the client has subscribed again meanwhile, which brings it all of it, or does not want it any more."""
@@ -306,7 +309,15 @@ class LastingSession:
 async def open_session(adapter: MqttAdapter, connect: Connect, previous: MqttAdapter | None) -> LastingSession | None:
     """What of a client's session lasts, from CONNECT on, which ends its `previous` connection; None if nothing does.
     A clean start ends the one there is (MQTT-3.1.2-4). Raises BrokerError.
+
+    A connection that was taken over while it did this goes no further, and is waited for: what it makes or ends would
+    be the session of who came after it.
     """
+    async with sessions_of(adapter.broker).opening.lock(connect.client_id):
+        return None if adapter.closed else await _open_session(adapter, connect, previous)
+
+
+async def _open_session(adapter: MqttAdapter, connect: Connect, previous: MqttAdapter | None) -> LastingSession | None:
     broker, vhost = adapter.broker, adapter.config.virtual_host
     name, client_id = queue_name(connect.client_id), connect.client_id
     there = broker.topology.vhost(vhost).queues.get(name)
@@ -323,6 +334,8 @@ async def open_session(adapter: MqttAdapter, connect: Connect, previous: MqttAda
             await broker.check_queue(name, adapter, vhost=vhost)  # its leader is asked; there it lives on from now
         except NotFound:
             present = False  # it has expired, which is not known here yet
+    if adapter.closed:
+        return None
     if not present:
         sessions_of(broker).taken.pop(client_id, None)
         if not connect.session_expiry_s:

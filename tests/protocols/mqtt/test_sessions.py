@@ -224,6 +224,32 @@ async def test_what_could_not_be_stored_is_published_when_it_is_said_again() -> 
         assert [payload for *_, payload in publishes(found)] == [b"b"]
 
 
+@pytest.mark.parametrize("cleans", [(False, True), (True, False), (False, True, False), (True, True, False)], ids=str)
+async def test_who_takes_over_a_connection_that_is_just_opening_its_session_has_one(cleans: tuple[bool, ...]) -> None:
+    """However far the earlier connections have come, and whatever they wait for."""
+    async with broker(MemoryFiles()) as world:
+        publisher = await join(world, "p", clean=True)
+        for pauses in range(2, 16):
+            name, clients = f"c{pauses}", []
+            if pauses % 2:
+                (await join(world, name)).lose()
+            async with trio.open_nursery() as nursery:
+                for clean in cleans:
+                    clients.append(client := world.open())
+                    nursery.start_soon(client.send, connect(name, clean=clean) + subscribe(1, (name, 1)))
+                    for _ in range(pauses):
+                        await trio.lowlevel.checkpoint()
+            (last,) = (one for one in clients if not one.closed)
+            for client in clients:
+                if client is not last:
+                    client.lose()
+            found = await told(last, 2)
+            assert [(first, body[-1]) for first, body in found] == [(0x20, 0), (0x90, 1)]
+            await publisher.send(publish(name, b"x", qos=1, packet_id=1))
+            assert publishes(await told(last, 1))[0][3] == b"x"
+            assert not last.closed
+
+
 async def test_a_key_of_which_messages_were_received_at_qos_2_is_free_when_the_client_comes_back() -> None:
     """A policy for all queues has those of sessions group their messages as well."""
     async with broker(MemoryFiles()) as world:
