@@ -313,7 +313,7 @@ async def open_session(adapter: MqttAdapter, connect: Connect, previous: MqttAda
     A connection that was taken over while it did this goes no further, and is waited for: what it makes or ends would
     be the session of who came after it.
     """
-    async with sessions_of(adapter.broker).opening.lock(connect.client_id):
+    async with sessions_of(adapter.broker).opening.alone(connect.client_id):
         return None if adapter.closed else await _open_session(adapter, connect, previous)
 
 
