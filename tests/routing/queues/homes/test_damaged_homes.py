@@ -59,6 +59,8 @@ async def left(files: Files) -> list[int]:
                     got.append(int(one.body))
                     client.session.settle(one.id, one.id, Outcome.ACK)
                 await trio.sleep(0.001)
+            while running.broker.topology.stripes[0].log.error is not None:
+                await trio.sleep(0.001)
         await running.client().publish_safely("q", "1000")
         await running.until(lambda: client.deliveries)
         assert client.take_bodies() == ["1000"]
