@@ -77,7 +77,9 @@ class PublishRuns5(PublishRuns):
         super().__init__(config)
         self._heads: dict[bytes, Head] = {}
         self._ready: dict[bytes, Head] = {}
-        """Those whose alias, if any, stands for their topic; where it does so in its place, by their blocks alone."""
+        """Those whose alias, if any, stands for their topic."""
+        self._nameless: dict[bytes, Head] = {}
+        """Those whose alias stands in for a topic, which is known, by their blocks."""
         self._aliases: dict[int, tuple[str, bytes]] = {}
         """Topics, and as they are written."""
         self._changes = 0
@@ -127,41 +129,49 @@ class PublishRuns5(PublishRuns):
 
     def _take_varied_5(self, data: bytes, position: int, first: int, heads: list[Head], found: Found) -> int:
         """As `_take_varied`, for packets with blocks; `heads` are those of the packets before."""
-        end, again, known = len(data), first ^ DUP if first & 6 else first, self._ready.get
+        end, again, known, nameless = (
+            len(data),
+            first ^ DUP if first & 6 else first,
+            self._ready.get,
+            self._nameless.get,
+        )
         shapes, previous, equal = shapes_of(first, self._config.packet_bytes_max, blocks=True), heads[-1], 0
         packet_ids: list[bytes] = []
         add_head, add_packet_id, add_payload = heads.append, packet_ids.append, found.payloads.append
         shape_at, begin = shapes.known, data[position : position + shapes.bytes]
         while True:
             try:
-                take, size, whole = shape_at[begin]
+                take, size, exact = shape_at[begin]
             except KeyError:
                 if position + 5 >= end or (data[position] != first and data[position] != again):
                     break
                 shape = shapes.learn(data, position)
                 if shape is None:
                     break
-                take, size, whole = shape
+                take, size, exact = shape
             try:
-                raw, packet_id, payload, begin = take(data, position)
+                topic, packet_id, block, payload, begin = take(data, position)
             except StructError:
                 if position + size > end:
                     break
-                raw, packet_id, payload, begin = take(data[position:] + bytes(shapes.bytes), 0)
-            if not whole:
+                topic, packet_id, block, payload, begin = take(data[position:] + bytes(shapes.bytes), 0)
+            if not exact:
                 block_bytes = payload[0] + 1
-                if block_bytes > 128:  # most blocks are short
+                if block_bytes > 128:
                     if len(payload) == 1 or not 0 < payload[1] < 128:
                         break
                     block_bytes += (payload[1] << 7) - 127
-                raw += payload[:block_bytes]
                 if block_bytes > len(payload):
                     break
-                payload = payload[block_bytes:]
-            head = known(raw)
+                block, payload = payload[:block_bytes], payload[block_bytes:]
+            head = known(topic + block) if topic else nameless(block)
             if head is None:
+                if exact and len(block) != block[0] + 1:
+                    shapes.learn(data, position, exact=False)
+                    begin = data[position : position + shapes.bytes]
+                    continue
                 try:
-                    head = self._head_of(_NO_TOPIC + raw if raw[0] or len(raw) == 1 else raw)
+                    head = self._head_of((topic or _NO_TOPIC) + block)
                 except MqttProtocolError:
                     break
             if head is previous:
@@ -206,13 +216,14 @@ class PublishRuns5(PublishRuns):
         plain = written + with_length(terms[0])
         resolved = topic, plain, len(plain), terms, alias
         if raw in self._heads and self._changes < _CHANGES_MAX:
-            self._ready[raw[2:]] = resolved
+            self._nameless[raw[2:]] = resolved
         return resolved
 
     def _forget(self) -> None:
         """What is known of heads does not hold any more, or is too much."""
         self._heads.clear()
         self._ready.clear()
+        self._nameless.clear()
 
     def _new_head(self, raw: bytes) -> Head:
         """Check topic and block, whose lengths were found to be right."""

@@ -21,18 +21,20 @@ SHAPES_MAX = 8192
 """Of each kind; one takes some 500 bytes."""
 _STRANGERS_MAX = 4 * SHAPES_MAX
 
-Take = Callable[[bytes, int], tuple[bytes, bytes, bytes, bytes]]
+Take = Callable[[bytes, int], tuple[bytes, ...]]
 """Takes a packet apart that begins there, and `Shapes.bytes` behind it. Raises struct.error where there are less."""
 Shape = tuple[Take, int, bool]
-"""And how long the packet is, and whether topic and property block are one piece (see `Shapes`)."""
+"""And how long the packet is, and whether the property block is a piece of its own (see `Shapes`)."""
 
 
 class Shapes:
     """Those of packets whose first byte is the same, but for DUP.
 
     `known` has them by the first `bytes` of packets. The pieces are: the topic with its length in front, packet id
-    (b"" at QoS 0), and all that follows. With `blocks` an empty topic is b"", as an alias stands for it; and at QoS 0,
-    where the block's length then is one of the first bytes, the block is the first piece, only the payload the third.
+    (b"" at QoS 0), with `blocks` the property block, and the payload. An empty topic is b"" with `blocks`, as an alias
+    stands for it. How long a block is does not follow from the first bytes, but for that at QoS 0 that stands in for an
+    empty topic: a shape is *exact* as long as all blocks it was used for were as long as the first; then block and
+    payload are one piece, and b"" stands in the block's place.
     """
 
     def __init__(self, first: int, packet_bytes_max: int, *, blocks: bool) -> None:
@@ -43,9 +45,9 @@ class Shapes:
         self._blocks = blocks
         self._strangers = 0
 
-    def learn(self, data: bytes, position: int) -> Shape | None:
-        """That of the packet at `position`, which is not known; None where that is not in order, not whole, or its
-        topic none of ours.
+    def learn(self, data: bytes, position: int, *, exact: bool = True) -> Shape | None:
+        """That of the packet at `position`, which is not known, or not right; None where that is not in order, not
+        whole, or its topic none of ours.
         """
         end = len(data)
         try:
@@ -53,21 +55,27 @@ class Shapes:
         except MqttProtocolError:
             return None
         # The upper byte of the topic's length is 0 in all topics that are allowed.
-        if body + 2 > end or data[body]:
+        if stop > end or body + 2 > stop or data[body]:
             return None
-        skipped, taken, whole = body - position, 2 + data[body + 1], False
-        if self._blocks and taken == 2:
-            skipped, taken = skipped + 2, 0
-            at = position + skipped
-            if not self._id_bytes and skipped < self.bytes and at < end and data[at] < 128:
-                taken, whole = 1 + data[at], True
-        rest = stop - position - skipped - taken - self._id_bytes
-        if stop > end or rest < (self._blocks and not whole):
+        skipped, taken, block = body - position, 2 + data[body + 1], ""
+        used = skipped + taken + self._id_bytes
+        if self._blocks:
+            if taken == 2:
+                skipped, taken = skipped + 2, 0
+            if position + used >= stop:
+                return None
+            exact = exact and data[position + used] < 128
+            block_bytes = 1 + data[position + used] if exact else 0
+            block = f"{block_bytes}s"
+            used += block_bytes
+        rest = stop - position - used
+        if rest < 0:
             return None
-        pieces = Struct(f"{skipped}x{taken}s{self._id_bytes}s{rest}s{self.bytes}s")
-        shape: Shape = pieces.unpack_from, stop - position, whole
-        if body + 2 <= position + 5 and position + self.bytes <= end and self._has_room():
-            self.known[data[position : position + self.bytes]] = shape
+        pieces = Struct(f"{skipped}x{taken}s{self._id_bytes}s{block}{rest}s{self.bytes}s")
+        shape: Shape = pieces.unpack_from, stop - position, exact
+        begin = data[position : position + self.bytes]
+        if body + 2 <= position + 5 and len(begin) == self.bytes and (begin in self.known or self._has_room()):
+            self.known[begin] = shape
         return shape
 
     def _has_room(self) -> bool:

@@ -138,3 +138,18 @@ def test_what_is_wrong_is_found_behind_packets_of_its_shape(connected: Callable[
         with pytest.raises(MqttProtocolError) as caught:
             machine.receive_data(b"".join(good) + bytes((0x30, len(body))) + body)  # type: ignore[attr-defined]
         assert sum(len(run.payloads) for run in caught.value.events) == 40
+
+
+def test_what_stands_for_no_topic_is_found_behind_packets_of_its_shape() -> None:
+    named = packet(0x32, "t", b"\0\1", b"\0", b"payload")
+    alias = packet(0x32, "u", b"\0\1", b"\3\x23\0\1", b"payload")
+    again = [packet(0x32, "", b"\0\1", b"\3\x23\0\1", b"%d" % index) for index in range(10)]
+    wrong = packet(
+        0x32, "", b"\0\1", b"\0\1t\0", b"1"
+    )  # no property, and a payload that looks like the head of `named`
+    machine = connected_5(config())
+    for _ in range(2):
+        found = machine.receive_data(b"".join([alias, named, *again, named]))
+        assert sum(len(run.payloads) for run in found if isinstance(run, PublishRun)) == 13
+    with pytest.raises(MqttProtocolError):
+        machine.receive_data(b"".join([named, *again, wrong]))
