@@ -129,12 +129,8 @@ class PublishRuns5(PublishRuns):
 
     def _take_varied_5(self, data: bytes, position: int, first: int, heads: list[Head], found: Found) -> int:
         """As `_take_varied`, for packets with blocks; `heads` are those of the packets before."""
-        end, again, known, nameless = (
-            len(data),
-            first ^ DUP if first & 6 else first,
-            self._ready.get,
-            self._nameless.get,
-        )
+        end, again = len(data), first ^ DUP if first & 6 else first
+        ready, nameless = self._ready.get, self._nameless.get
         shapes, previous, equal = shapes_of(first, self._config.packet_bytes_max, blocks=True), heads[-1], 0
         packet_ids: list[bytes] = []
         add_head, add_packet_id, add_payload = heads.append, packet_ids.append, found.payloads.append
@@ -164,12 +160,14 @@ class PublishRuns5(PublishRuns):
                 if block_bytes > len(payload):
                     break
                 block, payload = payload[:block_bytes], payload[block_bytes:]
-            head = known(topic + block) if topic else nameless(block)
+            head = ready(topic + block) if topic else nameless(block)
             if head is None:
                 if exact and len(block) != block[0] + 1:
                     shapes.learn(data, position, exact=False)
                     begin = data[position : position + shapes.bytes]
-                    continue
+                    if begin in shape_at and not shape_at[begin][2]:
+                        continue
+                    break
                 try:
                     head = self._head_of((topic or _NO_TOPIC) + block)
                 except MqttProtocolError:
