@@ -75,7 +75,7 @@ def lacking(files: Files, catalog_end: int, entries: Iterable[tuple[Sequence[Any
         if key[0] == "queue" and str(value["stripe"]) not in homes:
             yield f"{HOMES}/{value['stripe']} is missing: queue '{key[2]}' is there"
         elif key[0] == "topic":
-            places = [topic_directory(key[1], index) for index in range(value["partitions"])]
+            places = [topic_directory(key[1], index, value.get("uid", "")) for index in range(value["partitions"])]
             yield from (f"{place} is missing" for place in places if place.removeprefix(f"{TOPICS}/") not in topics)
 
 
