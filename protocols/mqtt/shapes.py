@@ -17,8 +17,8 @@ from protocols.mqtt.packets import frame
 from protocols.mqtt.reasons import MqttProtocolError
 
 DUP = 0x08
-SHAPES_MAX = 8192
-"""Of each kind; one takes some 500 bytes."""
+SHAPES_MAX = 4096
+"""Of each of at most twelve kinds, of which few are common; one takes some 500 bytes."""
 _STRANGERS_MAX = 4 * SHAPES_MAX
 
 Take = Callable[[bytes, int], tuple[bytes, ...]]
@@ -33,8 +33,8 @@ class Shapes:
     `known` has them by the first `bytes` of packets. The pieces are: the topic with its length in front, packet id
     (b"" at QoS 0), with `blocks` the property block, and the payload. An empty topic is b"" with `blocks`, as an alias
     stands for it. How long a block is does not follow from the first bytes, but for that at QoS 0 that stands in for an
-    empty topic: a shape is *exact* as long as all blocks it was used for were as long as the first; then block and
-    payload are one piece, and b"" stands in the block's place.
+    empty topic: a shape is *exact* as long as all blocks it was used for were as long as the first; after that block
+    and payload are one piece, and b"" stands in the block's place.
     """
 
     def __init__(self, first: int, packet_bytes_max: int, *, blocks: bool) -> None:

@@ -74,7 +74,7 @@ def messages(run: PublishRun) -> Iterator[Message]:
         yield topic, packet_id, run.qos, run.retain, raw, payload
 
 
-@pytest.mark.parametrize("shapes_max", [0, 3, 8192], ids="shapes_max={}".format)
+@pytest.mark.parametrize("shapes_max", [0, 3, 4096], ids="shapes_max={}".format)
 @pytest.mark.parametrize("connected", [connected_3, connected_5], ids=["3.1.1", "5"])
 def test_all_that_was_published_is_found(
     connected: Callable[[MqttConfig], object], shapes_max: int, monkeypatch: pytest.MonkeyPatch
