@@ -105,8 +105,6 @@ class PublishRuns:
             try:
                 take, size, _ = shape_at[begin]
             except KeyError:
-                if position + 4 >= end or data[position] != first:
-                    break
                 shape = shapes.learn(data, position)
                 if shape is None:
                     break
@@ -138,7 +136,7 @@ class PublishRuns:
 
     def _take_varied(self, data: bytes, position: int, first: int, topics: list[str], found: Found) -> int:
         """Add complete packets from `position` on, whatever their topics; returns where they end."""
-        end, again, known = len(data), first ^ DUP if first & 6 else first, self._topics
+        end, known = len(data), self._topics
         shapes, previous, equal = shapes_of(first, self._config.packet_bytes_max), topics[-1], 0
         packet_ids: list[bytes] = []
         add_topic, add_packet_id, add_payload = topics.append, packet_ids.append, found.payloads.append
@@ -147,8 +145,6 @@ class PublishRuns:
             try:
                 take, size, _ = shape_at[begin]
             except KeyError:
-                if position + 4 >= end or (data[position] != first and data[position] != again):
-                    break  # the smallest packet has five bytes
                 shape = shapes.learn(data, position)
                 if shape is None:
                     break

@@ -129,8 +129,7 @@ class PublishRuns5(PublishRuns):
 
     def _take_varied_5(self, data: bytes, position: int, first: int, heads: list[Head], found: Found) -> int:
         """As `_take_varied`, for packets with blocks; `heads` are those of the packets before."""
-        end, again = len(data), first ^ DUP if first & 6 else first
-        ready, nameless = self._ready.get, self._nameless.get
+        end, ready, nameless = len(data), self._ready.get, self._nameless.get
         shapes, previous, equal = shapes_of(first, self._config.packet_bytes_max, blocks=True), heads[-1], 0
         packet_ids: list[bytes] = []
         add_head, add_packet_id, add_payload = heads.append, packet_ids.append, found.payloads.append
@@ -139,8 +138,6 @@ class PublishRuns5(PublishRuns):
             try:
                 take, size, exact = shape_at[begin]
             except KeyError:
-                if position + 5 >= end or (data[position] != first and data[position] != again):
-                    break
                 shape = shapes.learn(data, position)
                 if shape is None:
                     break

@@ -39,6 +39,7 @@ class Shapes:
 
     def __init__(self, first: int, packet_bytes_max: int, *, blocks: bool) -> None:
         self.known: dict[bytes, Shape] = {}
+        self._firsts = (first, first ^ DUP) if first & 6 else (first,)
         self.bytes = 6 if blocks and not first & 6 else 5
         self._packet_bytes_max = packet_bytes_max
         self._id_bytes = 2 if first & 6 else 0
@@ -46,10 +47,12 @@ class Shapes:
         self._strangers = 0
 
     def learn(self, data: bytes, position: int, *, exact: bool = True) -> Shape | None:
-        """That of the packet at `position`, which is not known, or not right; None where that is not in order, not
-        whole, or its topic none of ours.
+        """That of the packet at `position`, which is not known, or not right; None where there is none of ours: it
+        begins with another byte, is not in order or not whole, or has a topic that nobody may have.
         """
         end = len(data)
+        if position >= end or data[position] not in self._firsts:
+            return None
         try:
             body, stop = frame(data, position, end, self._packet_bytes_max)
         except MqttProtocolError:
