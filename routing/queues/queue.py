@@ -256,8 +256,7 @@ class Queue:
             for first, count in runs_of(offsets):
                 self.line.placed.add(first, count)
         else:
-            offsets = list(self.rules.still_alive(offsets))
-            for offset in offsets:
+            for offset in (offsets := self.rules.still_alive(offsets)):
                 self.line_of(offset).placed.add(offset, 1)
         self.rules.came_back(offsets)
         self.wake()

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -367,13 +367,12 @@ class QueueRules:
             before = sorted(self._living_on)
             self._living_on = frozenset(offsets).union(*(line.present(before) for line in self._queue.lines()))
 
-    def still_alive(self, offsets: Sequence[int]) -> Iterator[int]:
+    def still_alive(self, offsets: Sequence[int]) -> Sequence[int]:
         """Those of the messages given back whose time is not over; the others die."""
         if not self.timed:
-            yield from offsets
-            return
+            return offsets
         now_ms, ttl_ms, facts = self._host.now_ms(), self._queue.settings.message_ttl_ms, self._queue.store.facts
-        dead, deadlines, mortal = [], [], []
+        alive, dead, deadlines, mortal = [], [], [], []
         for offset in offsets:
             known = None if offset in self._living_on else facts.of(offset)
             deadline_ms = None if known is None else deadline_ms_of(*known, ttl_ms)
@@ -383,7 +382,7 @@ class QueueRules:
             if deadline_ms is not None and offset not in self._again:
                 deadlines.append(deadline_ms)
                 mortal.append(offset)
-            yield offset
+            alive.append(offset)
         if mortal:
             self._again.update(mortal)
             self.need_timing().expire_at(deadlines, mortal)
@@ -391,6 +390,7 @@ class QueueRules:
         if dead:
             self._queue.outstanding += len(dead)
             self._queue.bury(dead, EXPIRED)
+        return alive
 
     # --- delayed messages --------------------------------------------------------------
 
