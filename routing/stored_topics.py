@@ -42,16 +42,16 @@ def open_stored(
     return PartitionLog.open(files, directory, settings, flusher, wall_clock_ms=wall_clock_ms)
 
 
-def catalog_items(files: Files) -> list[tuple[bytes, bytes]]:
-    """All that the catalog has; `unpack_entry` reads it. Raises CorruptBatch, OSError."""
-    return list(KeyedStore(open_stored(files, CATALOG)).items())
+def stored_catalog(files: Files) -> KeyedStore:
+    """What the catalog has; `unpack_entry` reads it. Raises CorruptBatch, OSError."""
+    return KeyedStore(open_stored(files, CATALOG))
 
 
 def stored_topics(files: Files) -> dict[str, StoredTopic]:
     """By name. Raises CorruptBatch, ValueError, OSError."""
     found = {}
     here = set(files.list(TOPICS))
-    for packed, data in catalog_items(files):
+    for packed, data in stored_catalog(files).items():
         key, value = unpack_entry(packed, data)
         if key[0] == "topic":
             found[key[1]] = _topic(key[1], value, here)

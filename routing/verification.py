@@ -21,7 +21,7 @@ from core_log.segment_names import LOG_SUFFIX, effective
 from routing.cluster.metadata.identity import load_identity
 from routing.directories import CATALOG, HOMES, TOPICS, lacking
 from routing.queues.homes.checkpoints import decode_checkpoint
-from routing.stored_topics import catalog_items, open_stored
+from routing.stored_topics import open_stored, stored_catalog
 from routing.topology.catalog import unpack_entry
 from routing.topology.entries import Key
 
@@ -70,12 +70,11 @@ def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
     identity = load_identity(files)
     alone = identity is None
     try:
-        catalog_end = open_stored(files, CATALOG).log_end_offset
-        items = catalog_items(files)
+        catalog = stored_catalog(files)
     except CorruptBatch as error:
         return {}, [str(error)]
     named: list[tuple[Key, Any]] = []
-    for packed, data in items:
+    for packed, data in catalog.items():
         try:
             key, value = unpack_entry(packed, data)
         except ValueError as error:
@@ -84,7 +83,7 @@ def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
         counts[key[0]] += 1
         named.append((key, value))
     if alone:  # of a member what is not here is at other brokers
-        problems += lacking(files, catalog_end, named)
+        problems += lacking(files, catalog.log.log_end_offset, named)
     counts.pop("next-queue-id", None)
     return dict(counts), problems
 
