@@ -70,7 +70,7 @@ class PublishRuns:
             position = self._take_varied(data, position, first, topics, found)
         if qos:
             position = self.cut_at_id_0(data, start, position, found)
-        if topics is not None and topics.count(topic) == len(topics):
+        if topics is not None and topics[-1] == topic and topics.count(topic) == len(topics):
             topics = None
         wire = None if retain or qos else data[start:position]
         return PublishRun(topic, qos, retain, found.payloads, bytes(found.packet_ids), wire, topics), position

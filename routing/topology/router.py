@@ -120,20 +120,22 @@ class Router:
                 return [(route, slab)]
             if slab.raws is None:
                 return [(self._find(slab.exchange, slab.routing_key, slab.properties), slab)]
-            found: list[Route | None] = [None] * len(slab.bodies)
+            routes = self._routes_of(slab, by_key)
         else:
-            found = list(map(by_key.get, slab.keys))
-        if None in found:
-            for at, known in enumerate(found):
-                if known is None:
-                    key = slab.key_of(at)
-                    found[at] = by_key.get(key) or self._find(slab.exchange, key, slab.properties_of(at))
-        routes = cast("list[Route]", found)
+            try:
+                routes = list(map(by_key.__getitem__, slab.keys))
+            except KeyError:
+                routes = self._routes_of(slab, by_key)
         if together and routes[0].sole is not None and routes.count(routes[0]) * _FEW < len(routes):
             queues = [route.sole for route in routes]
             if None not in queues:
                 return [(SoleRoutes(routes, cast("list[Queue]", queues)), slab)]
         return in_parts(slab, routes)
+
+    def _routes_of(self, slab: Slab, known: dict[str, Route]) -> list[Route]:
+        """The route of each message, where not all are known."""
+        exchange, keys = slab.exchange, slab.keys or [slab.routing_key] * len(slab)
+        return [known.get(key) or self._find(exchange, key, slab.properties_of(at)) for at, key in enumerate(keys)]
 
     def routed_to_all(self, slab: Slab, keys: Sequence[str]) -> list[tuple[Route, Slab]]:
         """As `routed`, for messages of one key that go wherever `keys` lead as well; every place gets them once."""
