@@ -267,10 +267,10 @@ class BlockingConsumer(ClientUser):
                     failure = failure or unreadable
             if batches:
                 last[key] = last_of(batches)
+        # Those that had something come last in the next fetch: see `Fetcher`.
+        behind = {key: offset for key, offset in self._fetch_offsets.items() if key not in offsets} | offsets
         # All at once, so that whoever is interrupted finds all of it or nothing.
-        self._records, self._taken, self._fetch_offsets, self._last = (
-            found, 0, self._fetch_offsets | offsets, self._last | last,
-        )  # fmt: skip
+        self._records, self._taken, self._fetch_offsets, self._last = found, 0, behind, self._last | last
         if failure is not None:
             raise failure
 

@@ -14,6 +14,8 @@
    A partition that is not there is waited for, as Kafka's clients do; that a topic is gone is said once.
 7. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
    whoever asks for records.
+8. A broker fills an answer in the order in which partitions were asked for. So those come last that had something last:
+   else what there is more of than fits would be read to its end, or for ever, before the others.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import trio
@@ -51,6 +54,7 @@ logger = logging.getLogger("protocols.native.clients.consumer")
 OffsetReset = Literal["earliest", "latest", "error"]
 NOWHERE = -1
 """An offset that is none: rule 5."""
+_turn_of = attrgetter("turn")
 
 
 class FetchLimits(Struct, frozen=True):
@@ -68,7 +72,7 @@ class Position:
 
     __slots__ = (
         "buffered_bytes", "epoch", "fetch_offset", "generation", "last", "offset", "parked", "partition", "paused",
-        "topic",
+        "topic", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
@@ -78,6 +82,8 @@ class Position:
         self.paused = False
         self.parked: list[_Fetched] = []
         """What was fetched before it was paused."""
+        self.turn = 0
+        """When it had something last: rule 8."""
         self.move(offset)
 
     def move(self, offset: int) -> None:
@@ -140,6 +146,8 @@ class Fetcher(Service):
         self._failure: MillraceError | None = None
         self._nowhere: set[Partition] = set()
         """Rule 5."""
+        self._turns = 0
+        """Rule 8: how often there was something."""
         self._missing: set[Position] = set()
         self._told_gone: set[str] = set()
         """Rule 6: partitions that are not there, and topics."""
@@ -334,6 +342,7 @@ class Fetcher(Service):
                 if not wanted or self._failure is not None:
                     await changed.wait()
                     continue
+                wanted.sort(key=_turn_of)
                 doubtful = [p for p in wanted if self._is_doubtful(link, p)]
                 if doubtful:
                     await self._validate(link, doubtful)
@@ -434,6 +443,8 @@ class Fetcher(Service):
             return
         if batches:
             self._fetched += [_Fetched(position, batch) for batch in batches]
+            self._turns += 1
+            position.turn = self._turns
             position.buffered_bytes += len(fetched.records)
             position.last = last_of(batches)
             position.fetch_offset = position.last.next_offset
