@@ -132,4 +132,5 @@ class Engine:
         for link in tuple(self.forwarding.links.values()):
             link.beat()
         for served in tuple(self.serving.links.values()):
+            served.tick()
             served.link.beat()

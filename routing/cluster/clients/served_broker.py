@@ -67,6 +67,10 @@ class ServedBroker:
         """By the number of the consumer."""
         self._getting: list[int] = []
         """The sessions of which a message is being got, once for each."""
+        self._next_id = 1
+        """Of the next message that is got: what a number had before its session ended is not told by the same id."""
+        self._alone: set[int] = set()
+        """Sessions without a consumer that have something unsettled."""
 
     # ---- publishing
 
@@ -282,6 +286,7 @@ class ServedBroker:
         if session is not None:
             for consumer in list(session.consumers):
                 session.cancel(consumer)
+            self._alone.add(number)
             self._end_if_idle(number)
 
     def settle(self, number: int, outcome: Outcome, ranges: Sequence[int]) -> None:
@@ -324,7 +329,31 @@ class ServedBroker:
 
     def end(self, number: int) -> None:
         """A consumer is over, and all that it has is given back."""
+        self._alone.discard(number)
         self._sessions.pop(number).close()
+
+    def tick(self) -> None:
+        """Time has passed: nobody says that queues are gone to who has no consumer."""
+        for number in list(self._alone):
+            if self._has_nothing(number):
+                self._alone.discard(number)
+                self._broker.timers.at(trio.current_time() + _SAID_FOR_S, partial(self._end_alone, number))
+
+    def _has_nothing(self, number: int) -> bool:
+        """All that a session has not settled is of queues that are gone, or led elsewhere."""
+        unsettled = self._sessions[number].unsettled
+        return number not in self._getting and all(
+            isinstance(entry.queue, Queue) and entry.queue.deleted for entry in unsettled
+        )
+
+    def _end_alone(self, number: int) -> None:
+        session = self._sessions.get(number)
+        if session is None or session.consumers:
+            return
+        if self._has_nothing(number):
+            self.end(number)
+        else:
+            self._alone.add(number)
 
     def resume(self) -> None:
         """The link takes deliveries again."""
@@ -354,7 +383,8 @@ class ServedBroker:
         if queue is None:
             return
         if what not in ("count", "purge"):
-            self._broker.spawn(self._get, request, queue, number, what == "get_no_ack")
+            # Who acknowledges nothing has no number, and may get of any queue: each time it is somebody else.
+            self._broker.spawn(self._get, request, queue, number or -request, what == "get_no_ack")
         elif queue.partition.held_for(queue):
             self._broker.spawn(self._count_later, request, what, log, leader_epoch, queue)
         else:
@@ -377,6 +407,7 @@ class ServedBroker:
 
     async def _get(self, request: int, queue: Queue, number: int, no_ack: bool) -> None:
         session = self._session(number, queue)
+        session.next_id = max(session.next_id, self._next_id)
         self._getting.append(number)
         try:
             got = await session.get(queue.name, no_ack=no_ack)
@@ -388,13 +419,15 @@ class ServedBroker:
             answer = Answer(None, queue.message_count, queue.consumer_count)
             if got is not None and not session.closed:
                 slab = got.slab.part(got.index, got.index + 1)
-                answer = Answer(
-                    None, got.message_count, queue.consumer_count, number, got.delivery_id, got.redelivered, slab
-                )
+                counts = got.message_count, queue.consumer_count
+                answer = Answer(None, *counts, max(number, 0), got.delivery_id, got.redelivered, slab)
         finally:
             self._getting.remove(number)
+        self._next_id = max(self._next_id, session.next_id)
         if not session.closed:
             self.link.answer(request, answer)
+            self._alone.add(number)
+            self._end_if_idle(number)
         self._broker.end_turn()
 
     # ---- turns and the end
@@ -418,6 +451,7 @@ class ServedBroker:
             session.consumers.clear()
             session.close()
         self._sessions.clear()
+        self._alone.clear()
         for queue in queues:
             queue.wake()
             if queue.auto_delete:

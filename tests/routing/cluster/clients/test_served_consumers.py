@@ -29,16 +29,16 @@ class Client:
         return True
 
 
-@pytest.mark.parametrize("unsettled", [0, 3])
+@pytest.mark.parametrize(("unsettled", "cancelled"), [(0, False), (3, False), (3, True)])
 @pytest.mark.parametrize("gone", ["deleted", "led elsewhere"])
 async def test_what_is_known_of_one_goes_with_its_queue(
-    gone: str, unsettled: int, monkeypatch: pytest.MonkeyPatch
+    gone: str, unsettled: int, cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_broker, "_SAID_FOR_S", 0.05)
     async with town_of(1, 2, 3, stripes=1) as town:
         leader, client = town.nodes[1].broker, Client(town.nodes[2])
         await leader.declare_queue("q", durable=True)
-        await client.session.consume("q", tag="c", no_ack=False)
+        consumer = await client.session.consume("q", tag="c", no_ack=False)
         if unsettled:
             Client(town.nodes[1]).session.publish(Slab("", "q", PERSISTENT, [b"x"] * unsettled))
         leader.end_turn()
@@ -47,6 +47,11 @@ async def test_what_is_known_of_one_goes_with_its_queue(
                 await trio.sleep(0.001)
             served = [one for one in leader.sessions if one.protocol == "peer"]
             assert len(served) == 1
+            if cancelled:
+                client.session.cancel(consumer)
+                client.session.broker.end_turn()
+                while served[0].consumers:
+                    await trio.sleep(0.001)
             if gone == "deleted":
                 await leader.delete_queue("q")
             else:
