@@ -185,7 +185,7 @@ class ServedAdapter(EngineAdapter):
             for records in frame.records:
                 self._take_records(served, records)
             for waiting in frame.waiting:
-                served.wait(waiting.log, waiting.leader_epoch, waiting.heard_before)
+                served.wait(waiting.log, waiting.leader_epoch, waiting.sync_before, waiting.heard_before)
             self._numbered = {}
         elif isinstance(frame, Numbered):
             self._numbered = {(one.log, one.position): one for one in frame.entries}

@@ -73,7 +73,7 @@ class Asking(_End):
         )
 
     def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
-        self._say(lambda: self.served.wait(log, leader_epoch, heard_before))
+        self._say(lambda: self.served.wait(log, leader_epoch, sync_before, heard_before))
 
     def settle(self, number: int, outcome: Outcome, ranges: list[int]) -> None:
         self._say(lambda: self.served.settle(number, outcome, ranges))

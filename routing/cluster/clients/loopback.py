@@ -48,7 +48,7 @@ class Loopback:
 
     def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
         """See `EngineLink`."""
-        self._served.wait(log, leader_epoch, heard_before)
+        self._served.wait(log, leader_epoch, sync_before, heard_before)
         self._want_turn()
 
     def done(self, log: str, leader_epoch: int, written: int, committed: int, refused: Sequence[int]) -> None:

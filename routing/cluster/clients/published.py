@@ -53,8 +53,9 @@ class Taken:
         """These positions were not taken."""
         self.refused += (first, last)
 
-    def heard(self, before: int) -> None:
-        """Answers to what is before a position have come."""
+    def heard(self, before: int, sync_before: int) -> None:
+        """Answers to what is before a position have come. Somebody waits for what is before the other."""
+        self.sync_wanted = self.sync_wanted or sync_before > self.committed
         refused = self.refused
         while len(refused) > 1 and refused[1] < before:
             del refused[:2]

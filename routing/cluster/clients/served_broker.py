@@ -229,12 +229,11 @@ class ServedBroker:
             found = logs[log] = Taken(log, leader_epoch, where, self.publisher, role)
         return found
 
-    def wait(self, log: str, leader_epoch: int, heard_before: int) -> None:
-        """Somebody there waits for what it published to be committed."""
+    def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
+        """Somebody there waits for what it published to be committed, or it knows by now what was refused."""
         found = self.publisher.logs.get(log) if self.publisher is not None else None
         if found is not None and found.leader_epoch == leader_epoch:
-            found.heard(heard_before)
-            found.sync_wanted = True
+            found.heard(heard_before, sync_before)
             assert self.publisher is not None
             self.publisher.news[found] = None
 

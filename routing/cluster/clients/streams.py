@@ -138,6 +138,8 @@ class Stream:
         self._watches: deque[Watch] = deque()
         self._refused_before = 0
         """Refusals of positions below are known."""
+        self._heard_before: int | None = None
+        """Whether the leader still tells of refusals: the position before which it was told that they are known."""
 
     @property
     def log_end_offset(self) -> int:
@@ -199,8 +201,12 @@ class Stream:
                 self._sent_before = self.next_position
             self._sent_at_all = self.next_position
             self._asked_of = link, self._leader_epoch
-        if self._link is link and self._asked_before < self.sync_before:
+        heard_before = self._heard_before
+        repeats = heard_before is not None and heard_before < self.written_offset
+        if self._link is link and (repeats or self._asked_before < self.sync_before):
             self._asked_before = self.sync_before
+            if repeats:
+                self._heard_before = self.written_offset
             link.wait(self.name, self._leader_epoch, self.sync_before, self.written_offset)
 
     def _unsent(self) -> Sequence[Kept]:
@@ -281,7 +287,7 @@ class Stream:
             self._had_before, self._retry_s = self._sent_at_all, _RETRY_S
         self._link, self._leader_epoch, self._begins = link, leader_epoch, True
         self._sent_before = self.kept[0].position if self.kept else self.next_position
-        self._asked_before = 0
+        self._asked_before, self._heard_before = 0, None
         if link is None:
             self._away_since_s = self._away_since_s or now_s
         else:
@@ -365,6 +371,10 @@ class Stream:
             self._refused_by = self._away_since_s = self.error = None
         if refused:
             self._note_refused(list(zip(refused[::2], refused[1::2], strict=True)), written, committed)
+            self._heard_before = self._heard_before or 0
+            self._forwarding.dirty[self] = None
+        else:
+            self._heard_before = None
         self._advance(written, committed)
 
     def _advance(self, written: int, committed: int) -> None:
