@@ -197,6 +197,9 @@ class Answering(_End):
         self.forwarding = other.engine.forwarding
         self._asking = asking
 
+    def replaced(self) -> None:
+        """There are no others."""
+
     def fenced(self, client: int, epoch: int) -> None:
         self._say(lambda: self.forwarding.connections.fence(client, epoch))
 

@@ -69,6 +69,9 @@ class Loopback:
     def beat(self) -> None:
         """Nobody listens."""
 
+    def replaced(self) -> None:
+        """Never."""
+
     def settle(self, number: int, outcome: Outcome, ranges: list[int]) -> None:
         """Never: nobody consumes over this link."""
 

@@ -63,6 +63,9 @@ class ServedLink(Protocol):
     def beat(self) -> None:
         """Show that this broker lives, if nothing has shown it for a while."""
 
+    def replaced(self) -> None:
+        """The same broker has another link now: end, and do nothing of what is still to be done for this one."""
+
 
 class PeerConsumer(Consumer):
     """A consumer of another broker, which grants its credit: messages and bytes that it may have been sent in all."""

@@ -118,6 +118,7 @@ class Serving:
         """There is a link from a broker, in place of any other."""
         before = self.links.get(link.broker)
         if before is not None:
+            before.link.replaced()
             self.lost(before)
         found = self.links[link.broker] = ServedBroker(self, link)
         return found

@@ -1,0 +1,75 @@
+"""A link between brokers is lost while the end that was dialled has not done yet all that came over it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from protocols.peer.adapter_forwarding import ForwardingAdapter
+from routing.cluster.clients.serving import Serving
+from routing.message import Slab
+from routing.session import Session
+from tests.routing.harness import PERSISTENT
+from tests.support.engine_node import EngineNode, town_of
+
+
+class Held:
+    """What comes to a broker is not done before it is let go: it waits for metadata that it does not have."""
+
+    def __init__(self, node: EngineNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        serving, self.waits, self.goes_on = node.engine.serving, trio.Event(), trio.Event()
+        monkeypatch.setattr(Serving, "revision", property(lambda one: -1 if one is serving and self.holds else 1 << 60))
+        monkeypatch.setattr(serving, "catch_up", self._wait)
+        self.holds = False
+
+    async def _wait(self, revision: int) -> None:
+        self.holds = False  # whatever comes by other links is taken
+        self.waits.set()
+        await self.goes_on.wait()
+
+
+def cut(node: EngineNode, to: int) -> None:
+    """The link that a broker has dialled breaks."""
+    for connection in node.peers.shell.connections:
+        adapter = connection.adapter
+        if isinstance(adapter, ForwardingAdapter) and adapter.broker == to:
+            connection._socket.shutdown(socket.SHUT_RDWR)
+
+
+async def test_what_came_over_it_says_nothing_any_more_once_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with town_of(1, 2, leader=1) as town:
+        leader, other = town.nodes[1], town.nodes[2]
+        await leader.broker.declare_queue("q", durable=True)
+        session: Session = other.broker.session(object(), protocol="amqp", owner=other)  # type: ignore[arg-type]
+        held, first = Held(leader, monkeypatch), leader.engine.serving.links[2]
+        held.holds = True
+        with trio.fail_after(20):
+            session.publish(Slab("", "q", PERSISTENT, [b"x"]))
+            other.broker.end_turn()
+            await held.waits.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: other.broker.declare_queue("gone", durable=False))
+                vhost = other.broker.topology.vhosts["/"]
+                while "gone" not in vhost.queues:
+                    await trio.sleep(0.001)
+                other.broker.end_turn()  # that is told over the first link
+                cut(other, 1)
+                while 1 in other.engine.forwarding.links:
+                    await trio.sleep(0.001)
+                other.broker.topology.drop_queue(vhost.queues["gone"])
+                other.broker.end_turn()
+            while leader.engine.serving.links[2] is first:
+                await trio.sleep(0.001)
+            await other.broker.declare_queue("there", durable=False)
+            other.broker.end_turn()
+            while "there" not in leader.broker.topology.vhosts["/"].away:
+                await trio.sleep(0.001)
+            held.goes_on.set()
+            queue = leader.broker.topology.queues["q"]
+            while not queue.message_count:
+                await trio.sleep(0.001)
+            await trio.sleep(0.05)
+        assert "gone" not in leader.broker.topology.vhosts["/"].away
+        assert queue.message_count == 1
