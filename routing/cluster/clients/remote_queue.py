@@ -233,6 +233,8 @@ class RemoteQueue(Queue):
             raise
         finally:
             self.joining.discard(consumer)
+        if consumer not in self._by_consumer:  # the queue went when the answer had just come
+            raise NotFound(f"no queue '{self.name}' in vhost '{self.vhost}'")
         self._ready(consumer, attachment)
 
     def _ready(self, consumer: Consumer, attachment: Attachment | None) -> None:
@@ -318,7 +320,8 @@ class RemoteQueue(Queue):
         self._by_consumer[consumer] = None
         if queue_is_gone:
             self._forget(consumer)
-            consumer.session.queue_gone(consumer)
+            if consumer not in self.joining:  # else it is not told yet that it consumes: `_attach` says it does not
+                consumer.session.queue_gone(consumer)
         elif attachment.ready:
             self._forwarding.spawn(self._attach_again, consumer)
 

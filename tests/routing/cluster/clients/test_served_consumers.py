@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
 from routing.cluster.clients import served_broker
+from routing.consumer import Consumer
+from routing.errors import NotFound
 from routing.message import Slab
 from routing.session import Session
 from tests.routing.harness import PERSISTENT
@@ -17,13 +21,14 @@ class Client:
 
     def __init__(self, node: EngineNode) -> None:
         self.got = 0
+        self.cancelled_tags: list[str] = []
         self.session: Session = node.broker.session(self, protocol="amqp", owner=self)  # type: ignore[arg-type]
 
     def deliver(self, consumer: object, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         self.got += stop - start
 
-    def cancelled(self, consumer: object) -> None:
-        pass
+    def cancelled(self, consumer: Consumer) -> None:
+        self.cancelled_tags.append(consumer.tag)
 
     def writable(self) -> bool:
         return True
@@ -60,3 +65,20 @@ async def test_what_is_known_of_one_goes_with_its_queue(
                 await trio.sleep(0.001)
         assert not served[0].unsettled
         assert served[0] not in leader.sessions
+
+
+async def test_who_is_about_to_consume_is_told_that_the_queue_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    consume = served_broker.ServedBroker.consume
+
+    def consume_and_delete(self: served_broker.ServedBroker, request: int, *said: Any, **more: Any) -> None:
+        consume(self, request, *said, **more)
+        self.link.over(said[3], queue_is_gone=True)  # in one go with the answer
+
+    monkeypatch.setattr(served_broker.ServedBroker, "consume", consume_and_delete)
+    async with town_of(1, 2, stripes=1) as town:
+        client = Client(town.nodes[2])
+        await town.nodes[1].broker.declare_queue("q", durable=True)
+        with trio.fail_after(5), pytest.raises(NotFound):
+            await client.session.consume("q", tag="c", no_ack=False)
+        assert not client.cancelled_tags, "it was never told that it consumes"
+        assert not client.session.consumers
