@@ -22,7 +22,7 @@ from routing.cluster.clients.remote_log import LogLeaders, RemoteLog
 from routing.cluster.clients.remote_queue import unseen
 from routing.cluster.clients.remote_topic import RemoteTopicPartition
 from routing.cluster.clients.streams import Kept, Stream
-from routing.cluster.metadata.log_names import transient_of
+from routing.cluster.metadata.log_names import HOME, number_of, transient_of
 from routing.errors import LedHere, NotFound, StorageUnavailable
 from routing.message import Slab
 from routing.unsettled import Outcome
@@ -255,11 +255,12 @@ class Forwarding:
         if stream is not None:
             stream.look()
             self.dirty[stream] = None
-        broker, _ = self.leader_of(log)
-        for queue in [one for one in dict.fromkeys(self.numbers.values()) if one.home.name == log]:
-            for link in tuple(self.links.values()):
-                if link.broker != broker:
-                    queue.lost(link)
+        if number_of(log, HOME) is not None:  # a broker that goes moves thousands of logs, most are of topics
+            broker, _ = self.leader_of(log)
+            for queue in [one for one in dict.fromkeys(self.numbers.values()) if one.home.name == log]:
+                for link in tuple(self.links.values()):
+                    if link.broker != broker:
+                        queue.lost(link)
         self._questions.look()
         self.want_turn()
 

@@ -82,3 +82,25 @@ async def test_who_is_about_to_consume_is_told_that_the_queue_is_gone(monkeypatc
             await client.session.consume("q", tag="c", no_ack=False)
         assert not client.cancelled_tags, "it was never told that it consumes"
         assert not client.session.consumers
+
+
+class _Numbers(dict[int, Any]):
+    looked_at = 0
+
+    def values(self) -> Any:
+        self.looked_at += 1
+        return super().values()
+
+
+async def test_nobody_who_consumes_is_looked_at_when_partitions_of_topics_move() -> None:
+    async with town_of(1, 2, stripes=1) as town:
+        client, forwarding = Client(town.nodes[2]), town.nodes[2].engine.forwarding
+        await town.nodes[1].broker.declare_queue("q", durable=True)
+        await client.session.consume("q", tag="c", no_ack=False)
+        forwarding.numbers = numbers = _Numbers(forwarding.numbers)
+        for listener in town.nodes[2].cluster.moved:
+            listener("topic-0123456789abcdef-0")
+        assert not numbers.looked_at
+        for listener in town.nodes[2].cluster.moved:
+            listener("home-0")
+        assert numbers.looked_at
