@@ -89,6 +89,7 @@ class Subscribing:
                 if self._may_have(pattern):
                     self._subscriptions.grant(pattern, options)
             self._changed()
+            system_of(self._adapter).watch(self._adapter, self.patterns)
             elsewhere = self._adapter.broker.elsewhere
             try:
                 if elsewhere is None:
@@ -164,6 +165,8 @@ class Subscribing:
             await self._give_up({one.topic_filter for one in requests} - claimed, refused)
         if not self._adapter.closed:
             self._changed()
+            system = system_of(self._adapter)
+            system.watch(self._adapter, asked)
             await self._consume()
             if answer is not None:
                 packet_id, others = answer
@@ -171,7 +174,7 @@ class Subscribing:
             patterns = [exclusive.pattern(one) for one in wanted(requests, codes, known)]
             given = [(one, granted[one]) for one in patterns if one in granted]
             await self._adapter.retaining.give_out(self._queue, given)
-            await give_out(self._session, self._queue, system_of(self._adapter).subscribed(self._adapter, patterns))
+            await give_out(self._session, self._queue, system.retained(patterns))
 
     def _changed(self) -> None:
         self._delivering.forget_routes()

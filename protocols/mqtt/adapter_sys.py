@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -128,13 +128,15 @@ class System:
 
     # --- clients -------------------------------------------------------------------------
 
-    def subscribed(self, adapter: MqttAdapter, patterns: Sequence[str]) -> list[Slab]:
-        """A client has subscribed; what it gets of it."""
+    def watch(self, adapter: MqttAdapter, patterns: Iterable[str]) -> None:
+        """A client has these subscriptions from now on, or again, as they are its session's."""
+        if any(one.startswith(_ROOT_KEY) for one in patterns):
+            self.watchers.add(adapter)
+
+    def retained(self, patterns: Sequence[str]) -> list[Slab]:
+        """What who has subscribed is given of it at once."""
         own = [one for one in patterns if one.startswith(_ROOT_KEY)]
-        if not own:
-            return []
-        self.watchers.add(adapter)
-        return self._slabs(own, self._values, _RETAINED)
+        return self._slabs(own, self._values, _RETAINED) if own else []
 
     def _tell(self, adapter: MqttAdapter, changed: dict[str, str]) -> None:
         session = adapter.session

@@ -17,6 +17,7 @@ from tests.protocols.mqtt.wire_5 import connect_5, publish_5, subscribe_5
 from tests.support.descriptors import no_descriptors_left
 
 CONFIG = MqttConfig(sys_interval_s=1)
+RETAIN_NEVER = 0x20
 
 
 @pytest.fixture
@@ -185,3 +186,24 @@ async def test_values_go_on_when_there_are_no_descriptors_left(world: World, clo
         clock.jump(1.1)
         await wait_all_tasks_blocked(0.001)
     assert "$SYS/broker/load/connections/1min" in told(first)
+
+
+async def test_who_wants_nothing_retained_is_told_what_changes(world: World, clock: MockClock) -> None:
+    watcher = world.open(config=CONFIG)
+    await watcher.send(connect_5("watcher"), subscribe_5(1, ("$SYS/#", RETAIN_NEVER)))
+    assert told(watcher) == {}
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    assert "$SYS/broker/load/sockets/1min" in told(watcher)
+
+
+async def test_who_comes_back_to_its_session_is_told_what_changes(world: World, clock: MockClock) -> None:
+    watcher = await world.client("watcher", config=CONFIG, clean=False)
+    await watcher.subscribe(("$SYS/#", 0))
+    watcher.lose()
+    again = world.open(config=CONFIG)
+    await again.send(connect("watcher", clean=False))
+    assert told(again) == {}
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    assert "$SYS/broker/load/sockets/1min" in told(again)
