@@ -156,7 +156,7 @@ class Retaining:
         giving, queue_name = sessions_of(self._adapter.broker).giving, key[0]
         slabs = takewhile(lambda _: giving.get(key) is self, slabs)
         if options.qos < QOS_MAX:
-            slabs = (with_raws(slab, (capped, options.qos), capped(options.qos)) for slab in slabs)
+            slabs = (with_raws(slab, capped, options.qos, capped(options.qos)) for slab in slabs)
         if options.no_local:
             own_mark = mark_of(self._adapter.connect.client_id)
             slabs = filter(None, (without(slab, own_mark) for slab in slabs))
@@ -212,18 +212,21 @@ def to_keep(slab: Slab, mark: bytes | None = None) -> Slab:
     """Messages as they are kept; with the mark of their publisher, so that who wants no own ones is given none."""
     flags = RETAIN | GIVEN
     if mark is None:
-        return with_raws(slab, (to_keep, mark), lambda raw: with_flags(raw, flags))
-    return with_raws(slab, (to_keep, mark), lambda raw: with_mark(with_flags(raw, flags), mark))
+        return with_raws(slab, to_keep, mark, lambda raw: with_flags(raw, flags))
+    return with_raws(slab, to_keep, mark, lambda raw: with_mark(with_flags(raw, flags), mark))
 
 
-def with_raws(slab: Slab, key: object, change: Callable[[bytes], bytes]) -> Slab:
-    """The same messages with other raw bytes; what becomes of common properties is remembered there under the key."""
+def with_raws(slab: Slab, name: object, value: object, change: Callable[[bytes], bytes]) -> Slab:
+    """The same messages with other raw bytes. What becomes of common properties is remembered there, for the last value
+    of each name: properties are shared by all clients, and stay when these have gone.
+    """
     properties = slab.properties
-    found: Properties | None = properties.wire.get(key)
-    if found is None:
+    known: tuple[object, Properties] | None = properties.wire.get(name)
+    if known is None or known[0] != value:
         raw = change(properties.raw)
         found = Properties(properties.protocol, raw, persistent=properties.persistent, facts=properties.facts)
-        properties.wire[key] = found
+        known = properties.wire[name] = value, found
+    found = known[1]
     raws = None if slab.raws is None else list(map(change, slab.raws))
     changed = Slab(
         slab.exchange, slab.routing_key, found, slab.bodies, slab.size, keys=slab.keys, raws=raws, facts=slab.facts

@@ -8,9 +8,11 @@ import pytest
 import trio
 
 from core_log.memory_files import MemoryFiles
+from protocols.mqtt.adapter_properties import _intern
 from protocols.mqtt.adapter_retained import wanted
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import SubscriptionRequest
+from protocols.mqtt.raw import head_of
 from routing.broker import open_broker
 from routing.config import BrokerConfig
 from tests.protocols.mqtt.conftest import Client, World
@@ -159,3 +161,14 @@ async def test_who_loses_its_connection_meanwhile_is_given_the_rest_when_it_is_b
     else:
         assert set(payloads) == set(range(10_000))
         assert len(payloads) == 10_000 or (then == "subscribes again" and len(payloads) < 20_000), "some twice"
+
+
+async def test_clients_that_came_and_went_leave_nothing_in_what_all_share(world: World) -> None:
+    shared = _intern(head_of(1, retain=True), persistent=True, facts=None)
+    for number in range(3):
+        client = await world.client(f"passer-by-{number}")
+        await client.send(publish("t", b"x", qos=1, packet_id=1, retain=True))
+        await client.expect(puback(1))
+        client.lose()
+        left = len(shared.wire)
+    assert left == 1
