@@ -158,6 +158,7 @@ class Publishing:
         the client cannot be told otherwise; NotReady, see `go_on`.
         """
         ids: array[int] | None = None
+        twice: list[int] = []
         traffic, count = self._adapter.traffic, len(run.payloads)
         traffic.publishes_received += count
         if run.qos:
@@ -165,7 +166,7 @@ class Publishing:
             if run.qos == 2:
                 ids = ids_of(run.packet_ids)
                 if not self._taken.isdisjoint(ids) or len(set(ids)) < len(ids):
-                    fresh = self._repeated(run, ids)
+                    fresh = self._repeated(run, ids, twice)
                     if fresh is None:
                         return
                     run, ids = fresh
@@ -182,6 +183,8 @@ class Publishing:
             self._pending.append((run, ids))
             self._not_published(error, published)
             self.go_on()
+        if twice and (taken := self._taken.intersection(twice)):
+            self._add(_Answer(PUBREC, _bytes_of([one for one in twice if one in taken]), numbered=False))
 
     def go_on(self) -> None:
         """Publish what is pending: what was not when NotReady was raised, and what came after it."""
@@ -272,15 +275,21 @@ class Publishing:
             self._answers = deque()
         self._answers.append(answer)
 
-    def _repeated(self, run: PublishRun, ids: array[int]) -> tuple[PublishRun, array[int]] | None:
-        """Answer what was published before; the others, if there are any."""
+    def _repeated(self, run: PublishRun, ids: array[int], twice: list[int]) -> tuple[PublishRun, array[int]] | None:
+        """Answer what was published before; the others, if there are any. The ids that come again among these are put
+        into `twice`: they are answered behind the first of them, which is not confirmed yet.
+        """
         fresh: list[int] = []
-        again: list[int] = []
+        repeated: list[int] = []
         seen: set[int] = set()
         for at, one in enumerate(ids):
-            (again if one in self._taken or one in seen else fresh).append(at)
-            seen.add(one)
-        repeated = [ids[at] for at in again]
+            if one in self._taken:
+                repeated.append(one)
+            elif one in seen:
+                twice.append(one)
+            else:
+                fresh.append(at)
+                seen.add(one)
         answer = _Answer(PUBREC, _bytes_of(repeated), numbered=False)
         if self._inherited and not self._inherited.isdisjoint(repeated):
             self._wait_for_all(answer)
@@ -288,7 +297,8 @@ class Publishing:
             self._add(answer)
             self._answer()
             return None
-        self._add(answer)
+        if repeated:
+            self._add(answer)
         return picked(run, fresh), array("H", [ids[at] for at in fresh])
 
     def _wait_for_all(self, answer: _Answer) -> None:

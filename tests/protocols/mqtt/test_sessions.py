@@ -200,6 +200,20 @@ async def test_mqtt_4_3_3_10_a_repeated_publish_is_answered_and_goes_nowhere() -
         assert [payload for *_, payload in publishes(found)] == [b"a", b"b", b"c", b"d"]
 
 
+async def test_a_publish_that_is_there_twice_in_one_read_is_not_answered_before_it_is_safe(world: World) -> None:
+    sender, again = await join(world, "sender"), publish("t", b"a", qos=2, packet_id=5, dup=True)
+    reader = await join(world, "reader")
+    await reader.send(subscribe(1, ("t", 1)))
+    assert len(await told(sender, 1)) == len(await told(reader, 2)) - 1
+    await sender.adapter.handle(publish("t", b"a", qos=2, packet_id=5) + again)
+    await sender.adapter.handle(again + publish("t", b"b", qos=2, packet_id=6))
+    await sender.adapter.handle(again)
+    assert sender.take() == b""
+    world.broker.end_turn()
+    assert sorted(await told(sender, 5)) == [(PUBREC, b"\0\5")] * 4 + [(PUBREC, b"\0\6")]
+    assert [payload for *_, payload in publishes(await told(reader, 2))] == [b"a", b"b"]
+
+
 async def test_what_could_not_be_stored_is_published_when_it_is_said_again() -> None:
     async with broker(MemoryFiles()) as world:
         full = {"x-max-length": 1, "x-overflow": "reject-publish"}
