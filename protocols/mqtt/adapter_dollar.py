@@ -7,6 +7,7 @@ does not say when or where is refused (MQTT 5), or the message dropped, and logg
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
@@ -14,7 +15,7 @@ from protocols.convert import topic_to_routing_key
 from routing.errors import AccessRefused, InvalidName
 from routing.facts import pack
 from routing.key_patterns import is_system
-from routing.message import Slab
+from routing.message import Numbered, Slab
 from routing.republishing.later import NAME
 
 _DELAYED = "$delayed."
@@ -99,7 +100,11 @@ def to_later(slab: Slab, now_ms: int) -> tuple[Slab | None, InvalidName | None]:
         return None, refused
     raws = None if slab.raws is None else [slab.raws[index] for index in good]
     bodies = [slab.bodies[index] for index in good]
-    return Slab(NAME, keys[0], slab.properties, bodies, keys=keys, raws=raws, facts=facts), refused
+    found = Slab(NAME, keys[0], slab.properties, bodies, keys=keys, raws=raws, facts=facts)
+    if slab.once is not None:
+        publisher, numbers, epoch = slab.once
+        found.once = Numbered(publisher, array("H", [numbers[index] for index in good]), epoch)
+    return found, refused
 
 
 def _parsed(key: str, now_ms: int) -> tuple[int, str]:

@@ -19,9 +19,10 @@ from routing.broker import Broker, open_broker
 from routing.facts import delay_ms_of
 from routing.message import Properties, Slab
 from tests.protocols.mqtt.conftest import Client, World, later
-from tests.protocols.mqtt.wire import connect, deliveries, packets, puback, publish, subscribe, text
+from tests.protocols.mqtt.wire import acknowledge, connect, deliveries, packets, puback, publish, subscribe, text
 from tests.protocols.mqtt.wire_5 import connect_5, sized
 
+PUBREC = 0x50
 NOW_MS = 1_700_000_000_000
 
 
@@ -98,6 +99,23 @@ async def test_a_time_is_one_of_the_wall_clock_as_it_is_now(clock: MockClock) ->
         await sent(publisher, publish(f"$delayed/{NOW_MS // 1000 + 60}/a", b"x", qos=1, packet_id=1), count=1)
         listed = await administer(broker, "guest", "delayed.list", {"queue": "millrace.later"})
         assert [row[1] for row in listed["rows"]] == [pytest.approx((began_s + 60) * 1000, abs=500)]
+
+
+async def test_mqtt_4_3_3_10_what_is_repeated_after_a_kill_waits_once() -> None:
+    files, messages = MemoryFiles(), [(f"$delayed/{n}00/t", b"%d" % n) for n in (1, 2, 3)]
+    messages.insert(1, ("$delayed/never/t", b""))
+    sent = [publish(topic, body, qos=2, packet_id=n, dup=True) for n, (topic, body) in enumerate(messages, 1)]
+    answers = acknowledge(PUBREC, *range(1, len(sent) + 1))
+    for _ in range(2):
+        async with open_broker(files) as broker:
+            client = World(broker).open()
+            await client.send(connect("p", clean=False))
+            client.take()
+            await client.send(*sent)
+            await client.expect(answers)
+            listed = await administer(broker, "guest", "delayed.list", {"queue": "millrace.later"})
+            assert len(listed["rows"]) == 3
+            files = files.crash()
 
 
 async def test_it_waits_through_a_kill_and_can_be_cancelled(clock: MockClock) -> None:
