@@ -14,7 +14,7 @@ from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_replay import PREFIX as REPLAY
 from protocols.mqtt.adapter_replay import Replays
 from protocols.mqtt.adapter_retained import wanted
-from protocols.mqtt.adapter_sessions import limits_of, sessions_of
+from protocols.mqtt.adapter_sessions import limits_of, queue_name, sessions_of
 from protocols.mqtt.adapter_shares import PREFIX, QOS_MAX, Shares
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, to_arguments
 from protocols.mqtt.adapter_sys import system_of
@@ -227,7 +227,7 @@ class Subscribing:
         if not inner or inner.startswith("$"):
             return ReasonCode.TOPIC_FILTER_INVALID
         self._queue = self._queue or await self._declare_queue()
-        if not await exclusive.claim(self._adapter, topic_filter, self._queue):
+        if not self._queue or not await exclusive.claim(self._adapter, topic_filter, self._queue):
             return ReasonCode.QUOTA_EXCEEDED
         return ReasonCode.SUCCESS
 
@@ -261,6 +261,8 @@ class Subscribing:
 
     async def _make_bindings(self, asked: dict[str, SubscriptionOptions]) -> None:
         self._queue = self._queue or await self._declare_queue()
+        if not self._queue:
+            return
         if self._lasting is None:
             granted = self._subscriptions.granted
             await self._change_bindings([(pattern, {}) for pattern in asked if pattern not in granted], [])
@@ -281,15 +283,25 @@ class Subscribing:
             )
 
     async def _declare_queue(self) -> str:
-        info = await self._adapter.broker.declare_queue(
-            f"mqtt.{self._adapter.connect.client_id}",
-            durable=False,
-            exclusive=True,
-            auto_delete=True,
-            arguments=limits_of(self._adapter.config),
-            owner=self._adapter,
-            vhost=self._adapter.config.virtual_host,
-        )
+        """The queue of a client that has no session; "" if its connection is over. One that is taken over while it does
+        this is waited for by who comes after it, whose queue it would be (`open_session`).
+        """
+        adapter = self._adapter
+        async with sessions_of(adapter.broker).opening.alone(adapter.connect.client_id):
+            if adapter.closed:
+                return ""
+            info = await adapter.broker.declare_queue(
+                queue_name(adapter.connect.client_id),
+                durable=False,
+                exclusive=True,
+                auto_delete=True,
+                arguments=limits_of(adapter.config),
+                owner=adapter,
+                vhost=adapter.config.virtual_host,
+            )
+            if adapter.closed:
+                adapter.broker.release(adapter)  # it was before there was this queue
+                return ""
         return info.name
 
     async def unsubscribe(self, event: Unsubscribe) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from protocols.mqtt.config import MqttConfig
 from tests.protocols.mqtt.conftest import CONNACK, Client, World
@@ -103,6 +106,33 @@ async def test_mqtt_3_1_4_2_a_second_connection_takes_the_client_id_over(world: 
     third = await world.client("me")
     assert second.closed
     assert not third.closed
+
+
+async def test_who_is_taken_over_while_it_subscribes_leaves_no_queue(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster a queue may wait until another broker is known to have none of its name."""
+    declare, may_declare = world.broker.declare_queue, trio.Event()
+
+    async def declare_later(*arguments: Any, **options: Any) -> Any:
+        await may_declare.wait()
+        return await declare(*arguments, **options)
+
+    monkeypatch.setattr(world.broker, "declare_queue", declare_later)
+    first, second = await world.client("me"), world.open()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first.send, subscribe(1, ("a", 1)))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(second.send, connect("me"))
+        await wait_all_tasks_blocked()
+        assert first.closed
+        first.lose()
+        may_declare.set()
+    assert second.take() == CONNACK
+    assert await second.subscribe(("b", 1)) == b"\1"
+    second.lose()
+    assert not world.broker.topology.vhost("/").queues
+    assert not world.broker.topology.owned
 
 
 async def test_mqtt_3_1_0_1_protocol_errors_close_without_an_answer(world: World) -> None:
