@@ -99,6 +99,8 @@ class Subscribing:
             except AccessRefused as error:  # it has another consumer, as it may have by AMQP
                 self._adapter.end(str(error), code=ReasonCode.SERVER_BUSY)
                 return
+            if self._adapter.closed:
+                return  # what was said of the expiry is over: who has taken over has a say in it
             await self._lasting.consumed()
             await self.shares.resume(self._queue, self._adapter.connect.session_expiry_s)
 

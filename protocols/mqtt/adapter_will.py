@@ -3,7 +3,8 @@
 1. It is durable before the client is told that it is connected; connects that come together share the write.
 2. DISCONNECT with reason 0 erases it. Any other end sends it: after its delay, or with the end of the session if that
    is sooner (MQTT 5, 3.1.3.2.2); a client that comes back to its session before is not gone. That includes takeover.
-3. A broker that stops sends those without a delay; the others wait on disk for the next start, as do all wills of
+3. It is its client's own: it has the client's mark (`raw.py`), as nobody knows yet who will ask for that.
+4. A broker that stops sends those without a delay; the others wait on disk for the next start, as do all wills of
    clients whose broker was killed: after `will_grace_ms`, or their delay, who has not come back is gone.
 """
 
@@ -15,7 +16,7 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt import events
 from protocols.mqtt.adapter_dollar import check_will
 from protocols.mqtt.adapter_sessions import granted_expiry_s
-from protocols.mqtt.raw import GIVEN, RETAIN, head_of, mark_of, with_flags, with_mark
+from protocols.mqtt.raw import GIVEN, RETAIN, head_of, mark_of, with_flags
 from protocols.mqtt.topics import Rewriting
 from routing.errors import InvalidName
 from routing.facts import TTL_MS_MAX
@@ -78,15 +79,13 @@ def prepare_will(will: events.Will | None, rewriting: Rewriting, adapter: MqttAd
 
 def to_kept(will: events.Will, user: str, client_id: str, expiry_s: int) -> Will:
     """A will as the engine keeps it, of a client whose session lasts for `expiry_s`."""
-    raw = head_of(will.qos, retain=will.retain) + will.properties if will.qos or will.retain or will.properties else b""
+    raw = head_of(will.qos, retain=will.retain, mark=mark_of(client_id)) + will.properties
     return Will(
         user=user,
         exchange=EXCHANGE,
         routing_key=topic_to_routing_key(will.topic),
         tag=_tag(raw, will.qos),
-        retained_tag=_tag(with_mark(with_flags(raw, RETAIN | GIVEN), mark_of(client_id)), will.qos)
-        if will.retain
-        else None,
+        retained_tag=_tag(with_flags(raw, RETAIN | GIVEN), will.qos) if will.retain else None,
         body=will.payload,
         ttl_ms=None if will.expiry_s is None else min(will.expiry_s * 1000, TTL_MS_MAX),
         delay_ms=min(will.delay_s, expiry_s) * 1000,

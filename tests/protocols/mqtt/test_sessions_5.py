@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_sessions import EXPIRY_S_MAX, sessions_of
@@ -16,6 +18,7 @@ from routing.broker import open_broker
 from routing.config import BrokerConfig
 from routing.errors import StorageUnavailable
 from routing.kept.wills import Will
+from routing.session import Consumer, Session
 from tests.protocols.mqtt.conftest import Client, World, later
 from tests.protocols.mqtt.test_clauses_5 import CONNACK, DISCONNECT, SUBACK, delivery, opened, told
 from tests.protocols.mqtt.wire import PINGREQ, acknowledge, packets, text
@@ -135,6 +138,32 @@ async def test_the_expiry_of_a_disconnect_that_is_not_durable_yet_is_known_to_th
     await later(clock, 50)
     _, there = await is_present(world, 100)
     assert there, "it lasts as long as the last CONNECT said"
+
+
+async def test_who_is_taken_over_before_it_consumes_has_no_say_in_the_expiry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster another broker may lead the session's queue, and takes a while to answer."""
+    consume, may_consume, waiting = Session.consume, trio.Event(), [True]
+
+    async def consume_later(session: Session, name: str, **options: Any) -> Consumer:
+        consumer = await consume(session, name, **options)
+        if waiting and waiting.pop():
+            await may_consume.wait()
+        return consumer
+
+    client, _ = await is_present(world, 1000)
+    client.lose()
+    monkeypatch.setattr(Session, "consume", consume_later)
+    async with trio.open_nursery() as nursery:
+        slow = world.open()
+        nursery.start_soon(slow.send, connect_5("s", block(session_expiry=10), flags=RESUME))
+        await wait_all_tasks_blocked(0.01)
+        _, there = await is_present(world, 1000)
+        assert there
+        assert slow.closed
+        may_consume.set()
+    assert world.broker.topology.vhost("/").queues["mqtt.s"].arguments["x-expires"] == 1000 * 1000
 
 
 async def test_a_session_that_is_to_end_with_this_connection_does_not_end_before(
@@ -400,6 +429,22 @@ async def test_after_a_kill_a_will_waits_no_longer_than_its_session(clock: MockC
         assert len(await told(watcher)) == 1
         await later(clock, 6)
         assert len(await told(watcher)) == 1
+
+
+async def test_a_will_is_its_clients_own_to_who_wants_none_of_these(world: World) -> None:
+    watcher, _ = await opened(world, "watcher")
+    client, _ = await opened(world, "s", block(session_expiry=100), flags=RESUME | WILL | 8, rest=will())
+    for one in (watcher, client):
+        await one.send(subscribe_5(1, ("will", 5), ("other", 1)))
+        await told(one)
+    client.lose()
+    assert [delivery(one)[1] for one in await told(watcher)] == ["will"]
+    await watcher.send(publish_5("other", b"x", qos=1))
+    await told(watcher, 2)
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=100), flags=RESUME))
+    _, *messages = await told(client, 2)
+    assert [delivery(one)[1] for one in messages] == ["other"]
 
 
 async def test_mqtt_3_1_3_10_properties_of_a_will_arrive_in_order(world: World) -> None:
