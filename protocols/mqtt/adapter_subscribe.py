@@ -172,11 +172,22 @@ class Subscribing:
             await self._consume()
             if answer is not None:
                 packet_id, others = answer
-                self._adapter.outbox.write(self._adapter.wire.suback(packet_id, codes + others))
+                self._answer(self._adapter.wire.suback(packet_id, codes + others))
             patterns = [exclusive.pattern(one) for one in wanted(requests, codes, known)]
             given = [(one, granted[one]) for one in patterns if one in granted]
             await self._adapter.retaining.give_out(self._queue, given)
             await give_out(self._session, self._queue, system.retained(patterns))
+
+    def _answer(self, packet: bytes) -> None:
+        """Send SUBACK or UNSUBACK, if the client takes packets as large (MQTT-3.1.2-24). It would wait for ever for one
+        that it is not sent: then the connection ends.
+        """
+        most = self._adapter.connect.packet_bytes_max
+        if most is None or len(packet) <= most:
+            self._adapter.outbox.write(packet)
+        else:
+            reason = f"it takes packets of {most} bytes, and the answer has {len(packet)}"
+            self._adapter.end(reason, code=ReasonCode.PACKET_TOO_LARGE)
 
     def _changed(self) -> None:
         self._delivering.forget_routes()
@@ -330,7 +341,7 @@ class Subscribing:
         await self._change_bindings([], gone)
         if not self._adapter.closed:
             self._changed()
-            self._adapter.outbox.write(self._adapter.wire.unsuback(event.packet_id, reasons))
+            self._answer(self._adapter.wire.unsuback(event.packet_id, reasons))
 
     def _bound(self, patterns: Collection[str]) -> dict[str, list[Mapping[str, Any]]]:
         """The arguments of the client's bindings with these patterns."""

@@ -11,7 +11,7 @@ import trio.testing
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.properties import encode_variable
 from tests.protocols.mqtt.conftest import Client, World
-from tests.protocols.mqtt.wire import PINGREQ, acknowledge, packets, text
+from tests.protocols.mqtt.wire import PINGREQ, acknowledge, packet, packets, text
 from tests.protocols.mqtt.wire_5 import (
     block,
     connect_5,
@@ -284,6 +284,21 @@ def test_lengths_are_as_short_as_they_can_be() -> None:
     # [MQTT-1.5.5-1]
     sizes = {0: 1, 127: 1, 128: 2, 16_383: 2, 16_384: 3, 2_097_151: 3, 2_097_152: 4, 268_435_455: 4}
     assert {number: len(encode_variable(number)) for number in sizes} == sizes
+
+
+@pytest.mark.parametrize("ask", [subscribe_5, unsubscribe_5])
+async def test_mqtt_3_1_2_24_who_asks_for_a_larger_answer_than_it_takes_is_closed(world: World, ask: Any) -> None:
+    most, head = 50, len(packet(0x90, b"\0\1\0"))
+    filters: list[Any] = [f"t/{number}" for number in range(most - head + 1)]
+    requests = [(one, 1) for one in filters] if ask is subscribe_5 else filters
+    client, _ = await opened(world, "c1", block(packet_bytes_max=most))
+    await client.send(ask(1, *requests[1:]))
+    ((_, body),) = await told(client)
+    assert head + len(body) - 3 == most
+    await client.send(ask(2, *requests))
+    assert client.closed
+    ((kind, body),) = packets(client.take())
+    assert (kind, body[0]) == (DISCONNECT, 0x95)
 
 
 async def test_no_local_leaves_out_ones_own_and_nobody_elses(world: World) -> None:
