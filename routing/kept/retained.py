@@ -198,9 +198,12 @@ class Retained:
 
     def get(self, vhost: str, name: str) -> Value | None:
         """What is kept of a key."""
+        return self._at(vhost, name, self._now_ms())
+
+    def _at(self, vhost: str, name: str, now_ms: int) -> Value | None:
         value = self._store.get(_key(vhost, name))
         found = None if value is None else decode(value)
-        return None if found is None or found.is_over(self._now_ms()) else found
+        return None if found is None or found.is_over(now_ms) else found
 
     def slabs(self, vhost: str, names: Sequence[str], exchange: str) -> Iterator[Slab]:
         """The messages of these keys, as messages of an exchange: pieces of at most 1 MiB, or one message."""
@@ -209,10 +212,11 @@ class Retained:
     def rows(self, vhost: str, names: Iterable[str]) -> Iterator[Row]:
         """What is kept of these keys now."""
         for name in names:
-            found = self.get(vhost, name)
+            now_ms = self._now_ms()
+            found = self._at(vhost, name, now_ms)
             if found is not None:
                 # A clock that was ahead may have said when it ends.
-                left_ms = min(found.ends_at_ms - self._now_ms(), TTL_MS_MAX)
+                left_ms = min(found.ends_at_ms - now_ms, TTL_MS_MAX)
                 yield name, found.tag, found.body, left_ms if found.ends_at_ms else None
 
     # --- upkeep ------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from trio.testing import MockClock
 
@@ -9,6 +11,7 @@ from core_log.memory_files import MemoryFiles
 from routing.broker import Broker, open_broker
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.facts import TTL_MS_MAX, delay_ms_of, pack, ttl_ms_of
+from routing.kept.retained import Retained
 from routing.message import Properties, Slab
 from tests.routing.harness import PROTOCOL, Engine, engine, killed, passing
 
@@ -114,6 +117,18 @@ async def test_what_has_ended_is_not_given_out_and_goes(clock: MockClock) -> Non
         assert there(at.broker) == {"renewed": b"4"}
         at.broker.retained.expire()
         assert at.broker.retained.count == 1
+
+
+async def test_what_ends_while_it_is_given_out_does_not_live_for_ever() -> None:
+    async with engine(MemoryFiles()) as at:
+        for steps_ms in range(1, 12):
+            retained = at.broker.retained
+            retained.keep("/", slab(("a", b"x"), ttl_ms=10))
+            began_ms = at.broker.clock.now_ms()
+            times = count(began_ms, steps_ms)
+            other = Retained(retained._store, at.broker.config, lambda times=times: next(times))
+            left = [left_ms for _ in range(12) for *_, left_ms in other.rows("/", ["a"])]
+            assert all(left_ms is not None and left_ms > 0 for left_ms in left)
 
 
 async def test_what_a_clock_that_was_ahead_let_live_long_has_no_more_left_than_there_can_be(clock: MockClock) -> None:
