@@ -26,6 +26,18 @@ RESERVED_HEADER_PREFIX = "millrace."
 
 NAME_ENCODING_ERRORS = "surrogateescape"
 
+KEY_BYTES_MAX = 255
+
+
+def is_key(text: str) -> bool:
+    """Whether a message can have this routing key, or go to an exchange of this name: one that is longer is no short
+    string of AMQP.
+    """
+    try:
+        return len(text.encode("utf-8", NAME_ENCODING_ERRORS)) <= KEY_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
 
 def decode_keys(keys: list[bytes]) -> list[str]:
     """Routing keys as text, all at once where that can be: many in one string take little longer than one."""

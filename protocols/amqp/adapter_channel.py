@@ -33,6 +33,7 @@ from protocols.amqp.method_codec import Method
 from protocols.amqp.mixed_deliveries import DeliveryHeads, LastRun, MixedRun, shared_ends
 from protocols.amqp.property_edits import with_reply_to
 from protocols.amqp.publish_run import PublishRun
+from protocols.amqp.wire import fitting
 from routing.access.grants import Grants
 from routing.broker import Broker
 from routing.errors import BrokerError
@@ -363,7 +364,11 @@ class Channel:
             return
         slab = got.slab
         answer = methods.BasicGetOk(
-            got.delivery_id, got.redelivered, slab.exchange, slab.key_of(got.index), min(got.message_count, 0xFFFFFFFF)
+            got.delivery_id,
+            got.redelivered,
+            fitting(slab.exchange),
+            fitting(slab.key_of(got.index)),
+            min(got.message_count, 0xFFFFFFFF),
         )
         raw = raw_of(slab.properties_of(got.index))
         self.write(content(self.number, answer.encode(), raw, slab.bodies[got.index], self.link.frame_bytes_max))

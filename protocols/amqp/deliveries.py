@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from protocols.amqp.wire import short_string
+from protocols.amqp.wire import fitting, short_string
 
 SEPARATE_BYTES_MIN = 16 * 1024
 _TAILS_MAX = 128
@@ -41,7 +41,7 @@ class DeliveryPrefix(dict[int, bytes]):
     ) -> None:
         super().__init__()
         head = _DELIVER + short_string(consumer_tag)
-        route = b"%c%b%b" % (redelivered, short_string(exchange), short_string(routing_key))
+        route = b"%c%b%b" % (redelivered, short_string(fitting(exchange)), short_string(fitting(routing_key)))
         self._channel_id = channel_id
         self._route = route + _END + _FRAME_HEAD.pack(2, channel_id, 12 + len(raw)) + b"\x00\x3c\x00\x00"
         self._header = raw

@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import repeat
 from operator import call
 
-from protocols.amqp.wire import short_string
+from protocols.amqp.wire import fitting, short_string
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _TAG = struct.Struct(">Q")
@@ -41,12 +41,12 @@ class RouteEnds(dict[str, bytes]):
 
     def __init__(self, exchange: str, redelivered: bool) -> None:
         super().__init__()
-        self._start = b"%c%b" % (redelivered, short_string(exchange))
+        self._start = b"%c%b" % (redelivered, short_string(fitting(exchange)))
 
     def __missing__(self, key: str) -> bytes:
         if len(self) >= _KEYS_MAX:
             self.clear()
-        end = self[key] = self._start + short_string(key) + _END
+        end = self[key] = self._start + short_string(fitting(key)) + _END
         return end
 
 

@@ -199,6 +199,11 @@ def short_string(text: str) -> bytes:
     return b"%c%b" % (len(data), data)
 
 
+def fitting(text: str) -> str:
+    """As much of a name or a routing key as a short string holds: the firehose makes keys of names that are longer."""
+    return text if len(text) < 64 else text.encode("utf-8", TEXT_ERRORS)[:255].decode("utf-8", TEXT_ERRORS)
+
+
 def long_string(data: bytes) -> bytes:
     """Encode bytes with a 32-bit length."""
     return _LONG.pack(len(data)) + data

@@ -28,7 +28,7 @@ from routing.errors import (
     TimedOut,
 )
 from routing.facts import TTL_MS_MAX, asked_delay_ms, pack
-from routing.message import NeutralProperties, Properties, Slab
+from routing.message import KEY_BYTES_MAX, NeutralProperties, Properties, Slab, is_key
 from routing.message_makers import Made, maker_of
 from routing.property_editors import NEUTRAL, to_neutral_raw
 
@@ -127,6 +127,8 @@ async def publish(
     elif retain:
         raise InvalidArgument("only messages with an `mqtt_topic` are retained")
     else:
+        if not is_key(routing_key):
+            raise InvalidArgument(f"a routing key has at most {KEY_BYTES_MAX} bytes")
         facts = pack(said.persistent, said.priority or 0, said.expiration_ms, asked_delay_ms(more.get("x-delay")))
         made = Made(exchange, routing_key, Properties(NEUTRAL, raw, persistent=said.persistent, facts=facts), None)
     broker.rights.grants(user, vhost).require_publish(made.exchange, (made.routing_key,))

@@ -17,6 +17,7 @@ import msgspec
 
 from routing.errors import InvalidArgument
 from routing.facts import PRIORITY_MAX
+from routing.message import is_key
 
 EXPIRY_MS_MAX = 315_360_000_000
 """Ten years, as in RabbitMQ."""
@@ -238,6 +239,10 @@ def _pattern(value: Any) -> str | None:
     return _text(value) or (None if 0 < len(value) <= 255 else "{not_a_pattern_of_1_to_255_characters}")
 
 
+def _key(value: Any) -> str | None:
+    return _text(value) or (None if is_key(value) else "{longer_than_255_bytes_or_no_text}")
+
+
 def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
 
@@ -270,7 +275,7 @@ CHECKS: dict[str, Check] = {
     "max-length-bytes": _not_negative,
     "overflow": _one_of(*OVERFLOWS, otherwise="invalid_overflow"),
     "dead-letter-exchange": _text,
-    "dead-letter-routing-key": _text,
+    "dead-letter-routing-key": _key,
     "dead-letter-strategy": _one_of("at-most-once", "at-least-once", otherwise="invalid_dlx_strategy"),
     "max-priority": _priority,
     "priority-window": _not_negative,

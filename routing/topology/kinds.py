@@ -49,6 +49,7 @@ def check_exchange(name: str, vhost: str, kind: str, arguments: Mapping[str, Any
         raise PreconditionFailed(
             f"invalid type '{type_name(alternate)}' for arg '{ALTERNATE}' in exchange '{name}' in vhost '{vhost}'"
         )
-    if kind == DELAYED and arguments.get("x-delayed-type") not in _KINDS:
+    like = arguments.get("x-delayed-type")
+    if kind == DELAYED and not (isinstance(like, str) and like in _KINDS):
         raise PreconditionFailed("Invalid argument, 'x-delayed-type' must be an existing exchange type")
     _class_of(kind, arguments).check_arguments(arguments)

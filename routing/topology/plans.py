@@ -18,6 +18,7 @@ from routing.errors import (
     NotImplementedYet,
     PreconditionFailed,
 )
+from routing.message import KEY_BYTES_MAX, is_key
 from routing.queues.queue import Queue
 from routing.queues.settings import CHECKS, VIEW, VIEW_FILTER, VIEW_START, VIEW_TOPIC, check_arguments, type_name
 from routing.topics.reserved_names import RESERVED
@@ -124,6 +125,8 @@ def declare_exchange(
         return Plan(guards=[*guards, exchange_key(vhost.name, name)])
     if name.startswith("amq."):
         raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+    if not is_key(name):
+        raise InvalidArgument(f"an exchange's name has at most {KEY_BYTES_MAX} bytes")
     value = {"kind": kind, "auto_delete": auto_delete, "internal": internal, "arguments": dict(arguments)}
     if shared and not durable:
         value["transient"] = True

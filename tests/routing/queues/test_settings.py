@@ -21,6 +21,8 @@ from routing.queues.settings import QUORUM_DELIVERY_LIMIT, QueueSettings, check_
         ({"x-max-priority": 256}, "{max_value_exceeded,256}"),
         ({"x-dead-letter-routing-key": 1, "x-dead-letter-exchange": 1}, "in queue 'q' in vhost 'v'"),
         ({"x-dead-letter-routing-key": "k"}, "routing_key_but_no_dlx_defined"),
+        ({"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k" * 256}, "{longer_than_255_bytes_or_no_text}"),
+        ({"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "\ud800"}, "{longer_than_255_bytes_or_no_text}"),
         ({"x-overflow": "explode"}, "invalid_overflow"),
         ({"x-single-active-consumer": 1}, "{unacceptable_type,signedint}"),
         ({"x-retry": []}, "{not_a_list_of_milliseconds}"),
@@ -47,6 +49,7 @@ def test_arguments_at_their_limits_and_unknown_ones_are_taken() -> None:
         {
             "x-message-ttl": 0, "x-expires": 1, "x-max-priority": 255, "x-max-length": 0, "x-queue-mode": "lazy",
             "x-unknown": object(), "anything": 1, "x-delivery-limit": -1, "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "k" * 253 + "\udcff\udcff",
         },
     )  # fmt: skip
 

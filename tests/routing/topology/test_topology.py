@@ -48,6 +48,7 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
         AccessRefused,
         "exchange name 'amq.mine' contains reserved prefix 'amq.*'",
     ),
+    (lambda b: b.declare_exchange("n" * 256, "direct"), InvalidArgument, "an exchange's name has at most 255 bytes"),
     (lambda b: b.declare_exchange("new", "x-odd"), UnknownExchangeType, "unknown exchange type 'x-odd'"),
     (lambda b: b.declare_exchange("new", "x-jms-topic"), UnknownExchangeType, "unknown exchange type 'x-jms-topic'"),
     (
@@ -98,7 +99,7 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
             PreconditionFailed,
             "Invalid argument, 'x-delayed-type' must be an existing exchange type",
         )
-        for arguments in ({}, {"x-delayed-type": "odd"}, {"x-delayed-type": "x-delayed-message"})
+        for arguments in ({}, *({"x-delayed-type": one} for one in ("odd", "x-delayed-message", ["topic"], {"a": "b"})))
     ),
     *(
         (
