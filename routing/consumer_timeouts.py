@@ -38,7 +38,10 @@ class ConsumerTimeouts:
         for session in list(sessions):
             if not limits and not session.impatient:
                 continue
-            for limit_ms, first in _oldest(session, limits).items():
+            oldest = _oldest(session, limits)
+            if oldest:
+                self._mark(session, min(oldest.values()), now_ms)
+            for limit_ms, first in oldest.items():
                 if self._age_ms(session, first, now_ms) > limit_ms and session.on_overdue is not None:
                     session.on_overdue(
                         PreconditionFailed(
@@ -48,15 +51,17 @@ class ConsumerTimeouts:
                     )
                     break
 
-    def _age_ms(self, session: Session, oldest: int, now_ms: int) -> int:
-        """How long the session has held the delivery `oldest`, at least."""
+    def _mark(self, session: Session, lowest: int, now_ms: int) -> None:
+        """Note how far the session is; `lowest` is the oldest delivery that a limit is for."""
         marks = self._marks.setdefault(session, deque())
-        lowest = session.unsettled[0].first if session.unsettled else session.next_id
         while len(marks) > 1 and marks[0][0] <= lowest:
-            marks.popleft()  # says nothing of what is still there
+            marks.popleft()  # says nothing of what is asked for
         if not marks or marks[-1][0] < session.next_id:
             marks.append((session.next_id, now_ms))
-        return now_ms - next((at_ms for end, at_ms in marks if end > oldest), now_ms)
+
+    def _age_ms(self, session: Session, oldest: int, now_ms: int) -> int:
+        """How long the session has held the delivery `oldest`, at least."""
+        return now_ms - next((at_ms for end, at_ms in self._marks[session] if end > oldest), now_ms)
 
 
 def _oldest(session: Session, limits: Mapping[Any, int]) -> dict[int, int]:

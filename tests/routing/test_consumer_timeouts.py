@@ -6,6 +6,7 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import MemoryFiles
+from routing.consumer_timeouts import ConsumerTimeouts
 from routing.errors import BrokerError, PreconditionFailed
 from tests.routing.harness import engine
 
@@ -102,3 +103,24 @@ async def test_a_consumers_limit_is_for_what_it_was_given(clock: MockClock) -> N
         for wrong in ("5s", -1, 1.5, True):
             with pytest.raises(PreconditionFailed, match="invalid arg 'x-consumer-timeout' for queue 'q'"):
                 await client.consume("q", arguments={"x-consumer-timeout": wrong})
+
+
+async def test_what_no_limit_is_for_may_be_held_for_ever_and_costs_nothing(clock: MockClock) -> None:
+    async with engine(MemoryFiles(), housekeeping_interval_ms=1000) as running:
+        await running.queue("job", durable=False)
+        await running.queue("q", durable=False, arguments={"x-consumer-timeout": 60_000})
+        client = running.client()
+        await client.consume("job", tag="job")
+        await client.consume("q")
+        client.publish("job", "takes days")
+        client.publish("q", 0)
+        assert client.take_bodies() == ["takes days", "0"]
+        timeouts = ConsumerTimeouts()
+        queues = list(running.broker.topology.all_queues())
+        for number in range(1, 500):
+            client.publish("q", number)
+            assert client.take_bodies() == [str(number)]
+            client.ack(number + 1)
+            timeouts.look(queues, running.broker.sessions, number * 1000)
+        (marks,) = timeouts._marks.values()
+        assert len(marks) < 5
