@@ -195,8 +195,11 @@ class AmqpAdapter:
         return any(channel.session.unsettled for channel in self._channels.values())
 
     def connection_lost(self) -> None:
-        """The transport is gone. What has the adapter goes, so that memory is free at once."""
+        """The transport is gone. What has the adapter goes, so that memory is free at once; and a queue that was made
+        for it after all, by a request that waited when the connection was closed.
+        """
         self._leave()
+        self.broker.release(self)
         self.closed = True
         del self._connection, self._notice
 
