@@ -50,14 +50,33 @@ _ACK, _NACK = 0x3C0050, 0x3C0078
 _PUBLISH = 0x3C0028
 
 
-class _Prefixes(dict[tuple[str, str, bool, Properties], DeliveryPrefix]):
+_PrefixKey = tuple[str, str, bool, Properties]
+
+
+class _Prefixes(dict[_PrefixKey, DeliveryPrefix]):
     """What deliveries of a consumer begin with: as a mapping for runs that are all alike, `heads` for all others."""
 
-    __slots__ = ("heads",)
+    __slots__ = ("_once", "heads")
 
     def __init__(self, heads: DeliveryHeads) -> None:
         super().__init__()
         self.heads = heads
+        self._once: set[int] = set()
+        """Properties that were there once, by their hash."""
+
+    def keep(self, key: _PrefixKey, raw: bytes, prefix: DeliveryPrefix) -> None:
+        """Remember one whose properties come for the second time: where every message has its own, as replies have,
+        none do, and a consumer would hold what is of no use for as long as it is there.
+        """
+        properties = hash(raw)
+        if properties not in self._once:
+            if len(self._once) >= _PREFIXES_MAX:
+                self._once.clear()
+            self._once.add(properties)
+            return
+        if len(self) >= _PREFIXES_MAX:
+            self.clear()
+        self[key] = prefix
 
 
 _last_run = LastRun()
@@ -300,9 +319,7 @@ class Channel:
             raw = raw_of(slab.properties)
             prefix = DeliveryPrefix(self.number, consumer.tag, slab.exchange, slab.routing_key, raw, redelivered)
             if len(raw) <= _PREFIX_BYTES_MAX:
-                if len(prefixes) >= _PREFIXES_MAX:
-                    prefixes.clear()
-                prefixes[key] = prefix
+                prefixes.keep(key, raw, prefix)
         sizes = list(map(len, bodies))
         if max(sizes) <= self._joined_bytes_max:
             self.write(encode_run(prefix, first_id, bodies, sizes))
