@@ -51,7 +51,7 @@ class Contents:
         """Forget what is unfinished on a channel, if anything is."""
         content = self.unfinished.pop(channel, None)
         if content is not None:
-            self.unfinished_bytes -= sum(map(len, content.pieces))
+            self.unfinished_bytes -= len(content.raw) + sum(map(len, content.pieces))
 
     def clear(self) -> None:
         """Forget everything."""
@@ -96,12 +96,13 @@ class Contents:
             limit = self._config.message_bytes_max
             explanation = f"message size {size} is larger than configured max size {limit}"
             raise self._error("PRECONDITION_FAILED", explanation, channel)
+        raw = payload[12:]
         try:
-            content.raw = payload[12:]
-            content.properties = self._properties.get(content.raw)
+            content.properties = self._properties.get(raw)
         except SyntaxFault as fault:
             raise self._error("SYNTAX_ERROR", str(fault), channel) from None
-        content.remaining = size
+        content.raw, content.remaining = raw, size
+        self._hold(channel, len(content.raw))
 
     def _take_body(self, channel: int, content: _Content, payload: bytes) -> None:
         content.remaining -= len(payload)
@@ -110,7 +111,10 @@ class Contents:
         if not payload:
             return
         content.pieces.append(payload)
-        self.unfinished_bytes += len(payload)
+        self._hold(channel, len(payload))
+
+    def _hold(self, channel: int, size: int) -> None:
+        self.unfinished_bytes += size
         limit = self._config.unfinished_bytes_max
         if self.unfinished_bytes > limit:
             explanation = f"unfinished messages of the connection are larger than {limit} bytes"

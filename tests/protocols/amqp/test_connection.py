@@ -13,11 +13,12 @@ from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import PROTOCOL_HEADER, Event, MethodReceived, State
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.login import Credentials, read_credentials
+from protocols.amqp.properties import BasicProperties, encode_properties
 from protocols.amqp.publish_run import AckRange, PublishRun
 from protocols.amqp.timers import ConnectionTimers, Due
 from protocols.amqp.wire import table
 from protocols.sansio import RemoteProtocolError
-from tests.protocols.amqp.wire import HANDSHAKE, OPEN, START_OK, TUNE_OK, Wire, call, frame, publish
+from tests.protocols.amqp.wire import HANDSHAKE, OPEN, PERSISTENT, START_OK, TUNE_OK, Wire, call, frame, publish
 
 CLOSE = methods.ConnectionClose(200, "bye")
 PUBLISH = methods.BasicPublish(0, "", "q").encode()
@@ -331,7 +332,7 @@ def test_messages_up_to_the_limit(frame_bytes_max: int) -> None:
 
 
 def test_unfinished_messages_up_to_the_limit() -> None:
-    wire = Wire.opened(AmqpConfig(unfinished_bytes_max=3001), channels=4)
+    wire = Wire.opened(AmqpConfig(unfinished_bytes_max=3001 + 3 * len(PERSISTENT)), channels=4)
 
     def begin(channel: int) -> bytes:
         return publish("q", bytes(1001), channel=channel, frame_bytes_max=1008)[:-9]
@@ -347,6 +348,18 @@ def test_unfinished_messages_up_to_the_limit() -> None:
     grown = publish("q", bytes(1002), channel=5, frame_bytes_max=9)
     wire.receive(call(5, methods.ChannelOpen()))
     error = fault(wire, grown)
+    assert (error.code, error.closes_connection) == (506, True)
+
+
+def test_properties_of_unfinished_messages_count() -> None:
+    raw = encode_properties(BasicProperties(headers={"h": "x" * 1000}))
+    wire = Wire.opened(AmqpConfig(unfinished_bytes_max=2 * len(raw) + 1), channels=3)
+    first, second, third = (publish("q", b"x", channel=channel, raw=raw)[:-9] for channel in (1, 2, 3))
+    assert wire.receive(first + second) == []
+    (run,) = wire.receive(frame(3, 1, b"x"))
+    assert isinstance(run, PublishRun)
+    assert wire.receive(third) == []
+    error = fault(wire, first)
     assert (error.code, error.closes_connection) == (506, True)
 
 
