@@ -130,7 +130,7 @@ class DiskSpace:
             if job.error is not None and _wants_bytes(job.error):
                 size = sum(write.size for write in job.writes if not write.durable)
                 if self.give_back(size + _SMALL_FILES_BYTES):
-                    job.error, job.finished, job.may_take_room = None, False, False
+                    job.error, job.finished, job.may_take_room, job.again = None, False, False, True
                     execute(job)
         except OSError as error:
             logger.warning("the reserve cannot be given back: %s", error)

@@ -14,7 +14,8 @@ The order of the steps is what makes `flushed_offset` true:
 5. The last job of a log that is closed notes that this was a clean stop, last.
 
 After an error the rest of the job is abandoned, but for prefixes that were to go, which may be what makes room. What is
-not known to be durable is written again, which is harmless: all writes are at fixed positions. What a failed write left
+not known to be durable is written again, also what earlier jobs wrote, as the page cache may have lost what a failed
+sync was about, which no later one tells. It is harmless: all writes are at fixed positions. What a failed write left
 behind is cut off, so that a restart finds no torn tail.
 """
 
@@ -156,7 +157,7 @@ class FlushJob:
     directory: str
     writes: list[SegmentWrite]
     written_before: list[SegmentWrite]
-    """Written by earlier jobs, not yet synced: a sync of this one covers them, too."""
+    """Written by earlier jobs, not yet synced: a sync of this one covers them, too, unless one before it failed."""
     active: Segment
     active_bytes: int
     """Size of the active segment once this is written."""
@@ -166,6 +167,8 @@ class FlushJob:
     may_take_room: bool = True
     room_bytes: int = 0
     """Whether it may give a segment room ahead, and what it has given."""
+    again: bool = False
+    """It was tried before, and may have failed as it synced: what earlier jobs wrote is to be written again, too."""
     sync: bool = False
     sync_names: bool = False
     aside: bool = False
@@ -232,7 +235,7 @@ def execute(job: FlushJob) -> None:
             save_epochs(files, job.directory, job.epochs)
         if job.begun is not None:
             transaction_index.save(files, job.directory, job.begun, sync_name=True)
-        for write in job.writes:
+        for write in (*job.written_before, *job.writes) if job.again else job.writes:
             if not (write.durable or write.segment.deleted):
                 _write(job, write)
         if job.clean_epochs is not None:

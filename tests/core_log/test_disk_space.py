@@ -9,7 +9,7 @@ import pytest
 
 from core_log.disk_space import RESERVE, DiskSpace
 from core_log.errors import LogUnavailable
-from core_log.files import BytesLike, MemoryFiles, NoInodes
+from core_log.files import BytesLike, FaultyFiles, MemoryFiles, NoInodes
 from core_log.log_flusher import LogFlusher
 from core_log.memory_files import MemoryFile
 from core_log.partition_log import LogConfig, PartitionLog
@@ -115,6 +115,28 @@ def test_a_job_that_finds_no_room_gets_some_of_the_reserve() -> None:
     assert space.free_bytes == 0
     with pytest.raises(LogUnavailable):
         _append(log, b"z")
+
+
+def test_a_sync_that_finds_no_room_has_all_written_again_that_it_was_about() -> None:
+    """As file systems say that give a page its place late, or have it from elsewhere (btrfs, NFS, a thin volume)."""
+    space = DiskSpace(files)
+    space.tend(0)
+    log = a_log(space)
+    flush_with(space, _append(log, b"durable"))
+    write(_append(log, b"written"))
+    log.files = faulty = FaultyFiles(files)
+    log.segments[-1].close_file()
+    faulty.failing["sync"] = errno.ENOSPC
+
+    def recover(operation: str, path: str) -> None:
+        if path == RESERVE:
+            faulty.failing.clear()
+
+    space._files = FaultyFiles(files)
+    space._files.hook = recover
+    flush_with(space, _append(log, b"synced"))
+    assert (log.error, log.committed_offset) == (None, 3)
+    assert read_all(open_log(files.crash())) == [(0, b"durable"), (1, b"written"), (2, b"synced")]
 
 
 def test_the_reserve_makes_no_inode_and_stays(caplog: pytest.LogCaptureFixture) -> None:
