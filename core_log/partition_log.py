@@ -295,6 +295,15 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
             self._removals = job.removals + self._removals
         self._refuse_appends(error)
 
+    def sync_failed(self, error: OSError) -> None:
+        """So did one of no job: what is not known to be durable is written again, and synced, by the next job."""
+        if self.flushed_offset < self.log_end_offset and not self.closed:
+            self._sync_wanted = True
+            self._refuse_appends(error)
+            self._flusher.retry_later(self)
+            for listener in tuple(self.listeners):
+                listener(self)
+
     def _refuse_appends(self, error: OSError) -> None:
         if self.error is None:
             logger.error("%s: the disk refuses, appends are refused until it recovers: %s", self.directory, error)

@@ -1,6 +1,8 @@
 """Cutting a log's end off, as a follower does whose leader has other records there.
 
-1. The log takes no appends and gives the flusher no jobs while it is cut; what was under way is waited for.
+1. The log takes no appends and gives the flusher no jobs while it is cut; what was under way is waited for, and what is
+   written is synced. If that fails it counts as a job that failed: the log writes it again from memory, as no later
+   sync would tell.
 2. The place of the cut is found through the index: an index interval is read, whatever the size of the segment. All
    that touches files happens in a thread.
 3. What stays is synced and the recovery point set to the cut before anything goes: one beyond it would point into the
@@ -56,6 +58,7 @@ async def truncate(log: PartitionLog, flusher: Flusher, end_offset: int, *, comm
         elif end_offset < log.high_watermark:
             raise BelowHighWatermark(f"{log.directory}: {end_offset} is below the high watermark {log.high_watermark}")
         log.cutting = True
+        await _sync(log, flusher)
         log.shorten(await flusher.in_thread(lambda: cut_files(log, end_offset)))
         if log.transactions is not None and not log.transactions.cut(log.log_end_offset):
             log.transactions = await flusher.in_thread(lambda: TransactionIndex.read(log))
@@ -70,6 +73,7 @@ async def restart(log: ReplicaLog, flusher: Flusher, offset: int) -> None:
     try:
         await _drain(log, flusher)
         log.cutting = True
+        await _sync(log, flusher)
         log.started_anew(await flusher.in_thread(lambda: restart_files(log, offset)))
         if log.transactions is not None:
             log.transactions = TransactionIndex.read(log)  # which is empty
@@ -88,6 +92,14 @@ async def _drain(log: PartitionLog, flusher: Flusher) -> None:
     await flusher.drain(log)
     if log.error is not None or log.closed:
         raise LogUnavailable(f"{log.directory}: {log.error or 'closed'}")
+
+
+async def _sync(log: PartitionLog, flusher: Flusher) -> None:
+    try:
+        await flusher.in_thread(lambda: log.segments[-1].writable(log.files).sync())
+    except OSError as error:
+        log.sync_failed(error)
+        raise
 
 
 def restart_files(log: PartitionLog, offset: int) -> Cut:

@@ -487,3 +487,28 @@ async def test_truncating_and_restarting_on_a_running_flusher() -> None:
         assert (again.log_start_offset, again.log_end_offset, again.last_epoch) == (100, 104, 3)
         assert len([name for name in again.files.list(DIRECTORY) if name.endswith(".log")]) == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_what_a_sync_before_a_cut_lost_is_written_again() -> None:
+    flusher, files = LogFlusher(retry_interval_s=0.001), FaultyFiles(MemoryFiles())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(flusher.run)
+        log = open_replica(files, flusher=flusher)
+        for offset in range(6):
+            log.append_replica(make_batch([b"%d" % offset], base_offset=offset))
+        await flusher.drain(log)
+        assert (log.written_offset, log.flushed_offset) == (6, 0)
+        files.failing["sync"] = errno.EIO
+        with pytest.raises(OSError, match="Input/output error"):
+            await log.truncate(4)
+        assert log.error is not None
+        with pytest.raises(LogUnavailable):
+            await log.truncate(4)
+        files.failing.clear()
+        well = trio.Event()
+        log.listeners.append(lambda _: well.set() if log.error is None else None)
+        await well.wait()
+        await log.truncate(4)
+        assert (log.log_end_offset, log.flushed_offset) == (4, 4)
+        assert content(open_replica(files.crash()), cold=True) == content(log)
+        nursery.cancel_scope.cancel()
