@@ -316,7 +316,9 @@ def _find_in_segment(
 def verify(log: ReadableLog) -> list[str]:
     """See `PartitionLog.verify`."""
     problems = []
-    for segment in log.segments_from(log.log_start_offset):
+    segments = log.segments_from(log.log_start_offset)
+    ends = [*(segment.base_offset for segment in segments[1:]), log.log_end_offset]
+    for segment, end in zip(segments, ends):
         if not segment.written_bytes:
             continue
         try:
@@ -327,12 +329,23 @@ def verify(log: ReadableLog) -> list[str]:
         try:
             index = segment.index or SegmentIndex.of_closed(log.files, segment.stem)
             places = scan(file, segment.log_path, 0, segment.written_bytes, expected=segment.base_offset)
-            problems += _verify_index(segment, index, places)
+            problems += _verify_index(segment, index, _within(segment, places, end))
         except (CorruptBatch, OSError) as error:
             problems.append(str(error))
         finally:
             file.close()
     return problems
+
+
+def _within(segment: Segment, places: Iterable[BatchPlace], end: int) -> Iterator[BatchPlace]:
+    """Those places, of which none reaches beyond where the next segment begins: no CRC covers an offset."""
+    for place in places:
+        if place.next_offset > end:
+            offsets = f"offsets {place.base_offset} to {place.next_offset - 1}"
+            raise CorruptBatch(
+                f"{segment.log_path} at position {place.position}: {offsets} in another segment than theirs"
+            )
+        yield place
 
 
 def _verify_index(segment: Segment, index: SegmentIndex, places: Iterable[BatchPlace]) -> Iterator[str]:

@@ -25,6 +25,8 @@ from routing.stored_topics import open_stored, stored_catalog
 from routing.topology.catalog import unpack_entry
 from routing.topology.entries import Key
 
+_BESIDE = ("recovery-point", "log-start", "leader-epochs", "transactions")
+"""Small files of a log that stand for themselves; what is damaged of them is worked out anew, as far as that goes."""
 _STORES = ("catalog", "offsets", "transactions", "retained")
 
 
@@ -96,6 +98,8 @@ def _verify(files: Files, directory: str, *, is_store: bool = False) -> Verified
     if log.damaged and damage is None:
         problems.append(f"{directory}: bytes that had been synced are missing or damaged at its end")
     problems += log.verify()
+    for name in _BESIDE:
+        problems += _faults_in(files, f"{directory}/{name}", lambda _: None)
     for segment in log.segments:
         segment.close_file()
     cut = before - _log_bytes(files, directory) - log.room_bytes

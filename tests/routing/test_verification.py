@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from core_log.batch_header import parse_header
 from core_log.files import OsFiles
 from core_log.read_only import ReadOnlyFiles
 from routing.config import BrokerConfig
@@ -93,10 +94,22 @@ def first(directory: Path, pattern: str) -> Path:
     return min(directory.glob(pattern))
 
 
+def last_batch(directory: Path) -> int:
+    """Where it begins in the first segment of the topic."""
+    data = first(directory, "topics/t-0/*.log").read_bytes()
+    position = at = 0
+    while at < len(data):
+        position, at = at, at + parse_header(data, at).size
+    return position
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
         (lambda d: flip(first(d, "topics/t-0/*.log"), 200), "topics/t-0/00000000000000000000.log at position "),
+        (lambda d: flip(first(d, "topics/t-0/*.log"), last_batch(d) + 5), "in another segment than theirs"),
+        (lambda d: flip(d / "topics" / "t-0" / "recovery-point", 30), "topics/t-0/recovery-point is damaged"),
+        (lambda d: flip(first(d, "queues/*/leader-epochs"), 9), "/leader-epochs is damaged"),
         (lambda d: flip(largest(d, "queues/*/*.log"), 100), "wrong CRC"),
         (lambda d: flip(largest(d, "catalog/0/*.log"), 100), "catalog/0/00000000000000000000.log is damaged at"),
         (lambda d: flip(largest(d, "offsets/0/*.log"), 70), "offsets/0/00000000000000000000.log is damaged at"),
