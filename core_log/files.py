@@ -16,6 +16,7 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 BytesLike = bytes | bytearray | memoryview
@@ -38,6 +39,9 @@ class File(Protocol):
 
     def for_kernel(self) -> int:
         """The operating system's descriptor, for `KernelSync`; -1 where nobody may sync the file but by `sync`."""
+
+    def require_name(self) -> None:
+        """Raise OSError if the file was removed: what is written to it would be found by nobody."""
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
@@ -157,6 +161,17 @@ class OsFile:
     def for_kernel(self) -> int:
         """See `File`."""
         return self._descriptor
+
+    def require_name(self) -> None:
+        """See `File`. There are file systems that count no names; then the file is to be where it was opened."""
+        found = os.fstat(self._descriptor)
+        if found.st_nlink:
+            return
+        with suppress(FileNotFoundError, NotADirectoryError):
+            there = os.stat(self._path)
+            if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino):
+                return
+        raise OSError(errno.ENOENT, "it was removed while it is in use", self._path)
 
     def truncate(self, size: int) -> None:
         """See `File`."""

@@ -9,6 +9,7 @@ The order of the steps is what makes `flushed_offset` true:
    by a job of its own (`closing.py`), before a byte of the next one is synced.
 2. With `sync`, the last segment is synced, then the directory if it has got new names. Where there is one segment only,
    its name is synced with step 0.
+   A file that somebody has removed counts as one that the disk refuses.
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
 4. A compacted segment gets its name (`replacement.py`).
 5. The last job of a log that is closed notes that this was a clean stop, last.
@@ -242,6 +243,9 @@ def execute(job: FlushJob) -> None:
             give_back(job.active, job.active.writable(files), job.active_bytes)
         if job.sync:
             job.active.writable(files).sync()
+        if job.active.file is not None:
+            job.active.file.require_name()
+        if job.sync:
             job.synced()
             if job.sync_names and not named_first:
                 files.sync_directory(job.directory)
@@ -310,6 +314,7 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
         point._replace(early=write.closing.segment_base).save(job.files, job.directory)
         return
     file.sync()
+    file.require_name()
     job.files.sync_directory(job.directory)
     if segment.index is not None:
         segment.save_index(job.files, segment.stem)

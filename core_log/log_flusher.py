@@ -50,6 +50,8 @@ _HERE_BYTES_MAX = 256 << 10
 """What is written on the event loop at once: about 20 us. More is worth a thread."""
 _SLOW_SYNC_S, _SLOW_WRITE_S, _SLOW_PAUSE_S = 0.05, 0.02, 1.0
 """What takes longer is a sign that a write on the event loop may take long; one that did is the last for a while."""
+_NAMED_S = 1.0
+"""So long a file that had a name is written on the event loop without another look for it."""
 
 T = TypeVar("T")
 Watch = Callable[[int, Callable[[], None], Callable[[], None]], bool]
@@ -245,6 +247,9 @@ class LogFlusher:
         if descriptor < 0:
             return False
         try:
+            if began >= job.active.named_until_s:
+                file.require_name()
+                job.active.named_until_s = began + _NAMED_S
             for write in job.writes:
                 file.pwritev(write.buffers, write.position)
         except OSError:

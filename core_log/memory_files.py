@@ -100,6 +100,9 @@ class MemoryFile:
         """See `File`."""
         return -1
 
+    def require_name(self) -> None:
+        """Nobody else is there who removes it."""
+
     def truncate(self, size: int) -> None:
         """See `File`."""
         with self._lock:
@@ -294,6 +297,10 @@ class FaultyFile:
     def for_kernel(self) -> int:
         """See `File`."""
         return -1
+
+    def require_name(self) -> None:
+        """See `File`."""
+        self._inner.require_name()
 
     def truncate(self, size: int) -> None:
         """See `File`."""

@@ -62,6 +62,9 @@ class _ReadOnlyFile(OsFile):
         """See `File`."""
         return -1
 
+    def require_name(self) -> None:
+        """See `File`."""
+
     def sync(self) -> None:
         """See `File`."""
 

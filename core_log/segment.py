@@ -66,8 +66,8 @@ class Segment:
 
     __slots__ = (
         "_is_largest_checked", "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index",
-        "index_damaged", "interval_bytes", "keys", "max_timestamp_last", "max_timestamp_ms", "room_end", "size",
-        "small_syncs", "stem", "written_bytes",
+        "index_damaged", "interval_bytes", "keys", "max_timestamp_last", "max_timestamp_ms", "named_until_s",
+        "room_end", "size", "small_syncs", "stem", "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,8 @@ class Segment:
         self.room_end = 0
         """Its file was given this length (`room_ahead.py`); 0: it has that of its batches."""
         self.small_syncs = 0
+        self.named_until_s = 0.0
+        """Until then nobody looks again whether its file has a name; by `perf_counter`."""
         self.max_timestamp_ms = NO_TIMESTAMP_MS
         self.max_timestamp_last = 0
         """The relative offset with which the first batch that has it ends."""

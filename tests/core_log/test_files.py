@@ -6,6 +6,7 @@ import errno
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -203,4 +204,27 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
         patched.setattr(os, "pread", refuse)
         with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error: '.*/x'"):
             file.pread(10, 0)
+    file.close()
+
+
+def test_a_file_without_a_name_is_told_from_one_whose_names_nobody_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = OsFiles(tmp_path).open("file")
+    file.require_name()
+    there = os.stat(tmp_path / "file")
+    uncounted = SimpleNamespace(st_nlink=0, st_dev=there.st_dev, st_ino=there.st_ino)
+    monkeypatch.setattr(os, "fstat", lambda _: uncounted)
+    file.require_name()
+    os.unlink(tmp_path / "file")
+    with pytest.raises(FileNotFoundError, match="it was removed while it is in use"):
+        file.require_name()
+    (tmp_path / "file").touch()
+    (tmp_path / "other").touch()
+    os.replace(tmp_path / "other", tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        file.require_name()
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError):
+        file.require_name()
     file.close()

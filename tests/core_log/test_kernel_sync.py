@@ -1,9 +1,10 @@
-"""Files synced by the kernel, and logs whose small jobs need no thread."""
+"""Files synced by the kernel, and logs whose small jobs need no thread; files that are removed meanwhile."""
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import trio
 import trio.testing
 
 from core_log import log_flusher
+from core_log.errors import LogUnavailable
 from core_log.files import OsFiles
 from core_log.flush_job import FlushJob, execute
 from core_log.kernel_sync import KernelSync
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig
-from tests.core_log.helpers import make_batch, open_log, read_all
+from tests.core_log.helpers import flush, make_batch, open_log, read_all
 
 needs_kernel = pytest.mark.usefixtures("offered")
 
@@ -160,3 +162,35 @@ async def test_what_comes_in_a_round_is_looked_at_when_it_ends(
     flusher.break_off_round()
     await trio.testing.wait_all_tasks_blocked()
     assert log.written_offset == 2
+
+
+@pytest.mark.parametrize("fsync", ["commit", "never"])
+@pytest.mark.parametrize("kernel", [True, False])
+async def test_nothing_is_confirmed_in_a_file_that_was_removed(
+    kernel: bool, fsync: str, flusher: LogFlusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_flusher, "_NAMED_S", 0.0)
+    flusher.writes_here = kernel
+    log = open_log(OsFiles(tmp_path), LogConfig(fsync=fsync), flusher=flusher)
+    for _ in range(3):
+        log.append(make_batch([b"there"]))
+        await log.wait_committed(log.log_end_offset)
+    shutil.rmtree(tmp_path / log.directory)
+    log.append(make_batch([b"nowhere"]))
+    with pytest.raises(LogUnavailable, match="it was removed while it is in use"):
+        await log.wait_committed(4)
+    assert log.committed_offset == 3
+    log.close(keep=False)
+
+
+def test_a_full_segment_that_was_removed_is_not_closed(tmp_path: Path) -> None:
+    log = open_log(OsFiles(tmp_path))
+    log.append(make_batch([b"there"]))
+    flush(log)
+    (tmp_path / f"{log.segments[-1].log_path}").unlink()
+    log.roll()
+    log.append(make_batch([b"there as well"]))
+    flush(log)
+    assert log.error is not None
+    assert log.committed_offset == 1
+    log.close(keep=False)
