@@ -24,7 +24,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Everything the engine can be told; the gateway reads it from file, environment and flags."""
 
     accept_damage: bool = False
-    """Go on without what is damaged in the catalog or the group offsets, or missing, instead of refusing to start."""
+    """Go on without what is damaged in the catalog or another store, or missing, instead of refusing to start."""
     stripes: Annotated[int, Meta(ge=1, le=1024)] = 4
     """Home partitions of durable queues. More spread the work of a cluster; each one written to costs an fsync."""
     fsync: Literal["commit", "interval", "never"] = "commit"

@@ -8,11 +8,12 @@
    note, unless the catalog still names it: then the deletion had not become durable, and has not happened. A disk that
    has no room for the note (no inode) hinders no deletion, which makes room: should the broker end in the middle of it,
    rule 1 has what is left. Where there is no room for `unknown/` either, it stays where it is until a later start.
-3. A store (catalog, group offsets) that was damaged stops the start. When it is told to accept the damage, it keeps
-   every batch that is whole, and a copy of the files as they were in `damaged/`.
-4. So does what is not there and should be: the catalog, where logs have something in them, and directories that it
-   names. Whoever forgot a part of a copy, or to mount it, would have what is missing made anew, empty, and what comes
-   then stand in its place. When the damage is accepted that is what happens, with a line for each.
+3. A store (catalog, group offsets, transactions, what is retained) that was damaged stops the start. When it is told to
+   accept the damage, it keeps every batch that is whole, and a copy of the files as they were in `damaged/`.
+4. So does what is not there and should be: the catalog, where logs have something in them, and where it has something
+   the other stores, and directories that it names. Whoever forgot a part of a copy, or to mount it, would have what is
+   missing made anew, empty, and what comes then stand in its place. When the damage is accepted that is what happens,
+   with a line for each.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ TOPICS = "topics"
 HOMES = "queues"
 CATALOG = "catalog/0"
 OFFSETS = "offsets/0"
+TRANSACTIONS = "transactions/0"
+RETAINED = "retained/0"
+STORES = (OFFSETS, TRANSACTIONS, RETAINED)
+"""Of a broker that is alone, besides the catalog: there before anything is declared."""
 _UNKNOWN = "unknown"
 _DELETING = "deleting"
 _DAMAGED = "damaged"
@@ -68,8 +73,7 @@ def lacking(files: Files, catalog_end: int, entries: Iterable[tuple[Sequence[Any
     if not catalog_end:
         yield from _without_catalog(files)
         return
-    if not files.exists(OFFSETS):  # made with the first start, before anything was declared
-        yield f"{OFFSETS} is missing"
+    yield from (f"{store} is missing" for store in STORES if not files.exists(store))
     homes, topics = set(files.list(HOMES)), set(files.list(TOPICS))
     for key, value in entries:
         if key[0] == "queue" and str(value["stripe"]) not in homes:

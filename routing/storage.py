@@ -32,12 +32,15 @@ from routing.directories import (
     CATALOG,
     HOMES,
     OFFSETS,
+    STORES,
     lacking,
     require_present,
     require_undamaged,
     tidy_topics,
     topic_directory,
 )
+from routing.directories import RETAINED as OWN_RETAINED
+from routing.directories import TRANSACTIONS as OWN_TRANSACTIONS
 from routing.queue_host import Host
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home import Home
@@ -149,6 +152,8 @@ class Storage:
             named = chain(catalog.entries("queue"), catalog.entries("topic"))
             lacks = lacking(files, own.log.log_end_offset, named)
             require_present(lacks, accept_damage=config.accept_damage)
+            for store in STORES:
+                files.make_directory(store)
         else:
             catalog = Catalog(metadata, shared=True)
             CatalogMirror(metadata, own, self._spawn)
@@ -226,7 +231,7 @@ class Storage:
         """
         bytes_max = self._config.transaction_bytes_max
         room, now_ms = bytes_max + _BATCH_ROOM_BYTES, self._now_ms
-        store = self._open_store("transactions/0", batch_bytes_max=room, clock_ms=now_ms) if alone else None
+        store = self._open_store(OWN_TRANSACTIONS, batch_bytes_max=room, clock_ms=now_ms) if alone else None
         transactions = Transactions(
             store, topology, commits, bytes_max, self._now_ms, self._config.group_offsets_retention_ms
         )
@@ -236,7 +241,7 @@ class Storage:
     def open_retained(self) -> KeyedStore:
         """The store of retained messages and of wills. Raises LogDamaged, CorruptBatch, OSError."""
         room = self._config.message_bytes_max + _BATCH_ROOM_BYTES
-        return self._open_store("retained/0", batch_bytes_max=room, clock_ms=self._now_ms)
+        return self._open_store(OWN_RETAINED, batch_bytes_max=room, clock_ms=self._now_ms)
 
     def _open(self, directory: str, settings: LogConfig, clock_ms: Callable[[], int] = wall_clock_ms) -> PartitionLog:
         return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=clock_ms)

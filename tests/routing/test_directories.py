@@ -255,6 +255,8 @@ async def test_a_topic_made_again_never_finds_old_records() -> None:
         ("catalog", "catalog/0 is missing or empty, and queues/"),
         ("catalog/0", "catalog/0 is missing or empty, and queues/"),
         ("offsets", "offsets/0 is missing"),
+        ("transactions", "transactions/0 is missing"),
+        ("retained", "retained/0 is missing"),
         ("queues", "queues/0 is missing: queue 'q' is there"),
         ("topics/first-1", "topics/first-1 is missing"),
     ],

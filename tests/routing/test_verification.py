@@ -119,6 +119,7 @@ def last_batch(directory: Path) -> int:
         (lambda d: shutil.rmtree(d / "topics" / "t-0"), "topics/t-0 is missing"),
         (lambda d: shutil.rmtree(d / "queues"), "is missing: queue 'q' is there"),
         (lambda d: shutil.rmtree(d / "offsets"), "offsets/0 is missing"),
+        (lambda d: shutil.rmtree(d / "retained"), "retained/0 is missing"),
         (lambda d: shutil.rmtree(d / "catalog"), "catalog/0 is missing or empty, and queues/"),
         (lambda d: first(d, "topics/t-0/*.log").unlink(), "missing or damaged"),
     ],
