@@ -5,7 +5,8 @@
    applied as one revision: what is gone first, the latest first, then what is there, the oldest first.
 2. Each second the key `clock`, which every change puts, is read from the member that is watched, by a read that a
    quorum answers. A watch that is behind it for longer than that, or a member that does not answer, is left for
-   another. If etcd itself is behind (a backup was restored) or its `clock` is another one, everything is read anew.
+   another. If etcd itself is behind (a backup was restored), or its `clock` is or is another one, everything is read
+   anew, however long that takes.
    While that member renews the lease at the very revision that is applied here, nothing happens, and it is asked each
    `_CHECK_IDLE_S` only.
 3. Every change leaves a name of its own in `clock`. A transaction whose answer was lost is sent again, if it guards all
@@ -376,10 +377,10 @@ class EtcdStore:
         while True:
             await trio.sleep(_CHECK_S)
             now = trio.current_time()
-            if now < self._matched_until and now < checked + _CHECK_IDLE_S - _CHECK_S / 2:
-                continue
+            if self._must_read or (now < self._matched_until and now < checked + _CHECK_IDLE_S - _CHECK_S / 2):
+                continue  # to read everything may take long, and looks for another member itself
             checked = now
-            member, here = self._watched_member, self.revision
+            member, here, known = self._watched_member, self.revision, self._entries.get(CLOCK)
             try:
                 with trio.fail_after(_CHECK_S):
                     answer = await self._client.transport.call(
@@ -392,7 +393,7 @@ class EtcdStore:
                 else:
                     self._leave(member)
                 continue
-            if page.revision < here or self._is_another_clock(page.entries):
+            if page.revision < here or _is_before(page.entries, known):
                 logger.error("etcd is at revision %d and was at %d: it has lost something", page.revision, here)
                 self._must_read = True
                 self._leave(member)
@@ -402,11 +403,6 @@ class EtcdStore:
             if was_behind and behind:
                 logger.warning("the watch on etcd at %s is behind", self._client.transport.members[member])
                 self._leave(member)
-
-    def _is_another_clock(self, found: Sequence[MetadataEntry]) -> bool:
-        """Whether the key that only ever is put was made anew, or is gone."""
-        here = self._entries.get(CLOCK)
-        return here is not None and (not found or found[0].create_revision != here.create_revision)
 
     def _leave(self, member: int) -> None:
         self._client.next_member(member)
@@ -464,6 +460,14 @@ class EtcdStore:
             self.reads_anew = False
 
 
+def _is_before(found: Sequence[MetadataEntry], known: MetadataEntry | None) -> bool:
+    """Whether `clock` is gone, or not as late as it was known to be: other keys may have moved the revision on."""
+    if known is None or not found or found[0].create_revision != known.create_revision:
+        return known is not None
+    revision, is_same = found[0].mod_revision, found[0].value == known.value
+    return revision < known.mod_revision or (revision == known.mod_revision and not is_same)
+
+
 def _is_repeatable(guards: Iterable[Guard], puts: Iterable[Put]) -> bool:
     """Whether a change cannot be made twice: see rule 3."""
     guarded = {guard.key for guard in guards if guard.mod_revision is not None}
@@ -478,7 +482,7 @@ def _difference(
         entry for key, entry in here.items() if key not in there or there[key].create_revision != entry.create_revision
     ]
     gone.sort(key=lambda entry: -entry.create_revision)
-    come = [entry for key, entry in there.items() if key not in here or here[key].mod_revision != entry.mod_revision]
+    come = [entry for key, entry in there.items() if here.get(key) != entry]  # a revision may be there twice, put back
     come.sort(key=lambda entry: entry.create_revision)
     return [MetadataEntry(entry.key, None, revision, 0) for entry in gone] + come
 

@@ -280,3 +280,50 @@ async def test_nobody_is_told_of_a_watch_that_fails_all_the_time_more_than_once(
         await trio.sleep(600 - 20)
         assert 1 <= len(caplog.records) <= 4
         assert len(model.calls) - before < 580 * 5
+
+
+@pytest.mark.parametrize("since", ["a change", "others' changes"])
+async def test_a_backup_is_seen_though_its_revision_has_moved_on(since: str, autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    one = store_of(model)
+    async with running(model, one):
+        revision = await one.change([], [(b"k", b"0")])
+        lost = await one.change([], [(b"k", b"1")])
+        model.restore(revision)
+        if since == "a change":
+            model.txn(wire.txn([], [(PREFIX + b"k", b"2"), (PREFIX + CLOCK, b"other.1")], 0))
+            assert model.revision == lost
+        else:
+            for _ in range(5):
+                model.txn(wire.txn([], [(b"/others/k", b"")], 0))
+        await until(one, b"k", b"2" if since == "a change" else b"0", 10)
+
+
+@pytest.mark.parametrize("why", ["put back", "compacted"])
+async def test_reading_everything_may_take_longer_than_etcd_is_looked_at(why: str, autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    one, slow = store_of(model), store_of(model)
+    async with running(model, one, slow):
+        await one.change([], [(b"k", b"0")])
+        for number in range(12):
+            await one.change([], [(b"k%d" % number, b"")])
+        await until(slow, b"k11", b"", 5)
+        revision = model.revision
+        await one.change([], [(b"k", b"1")])
+        await until(slow, b"k", b"1", 5)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("core_log.metadata.etcd_store.PAGE_KEYS", 1)
+            transport = slow._client.transport
+            transport.delay_s = 0.2  # type: ignore[attr-defined]
+            if why == "put back":
+                model.restore(revision)
+                await until(slow, b"k", b"0", 60)
+            else:
+                transport.cut_off = True  # type: ignore[attr-defined]
+                model.notify()
+                await trio.sleep(1)
+                for value in (b"1", b"2"):
+                    await one.change([], [(b"k", value)])
+                model.compact(model.revision)
+                transport.cut_off = False  # type: ignore[attr-defined]
+                await until(slow, b"k", b"2", 60)
