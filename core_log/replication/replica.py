@@ -5,13 +5,18 @@
 2. A log that is being cut takes no new role until that is over.
 3. A process begins with a promise: the one before it may have given one and died.
 4. `lost` is kept on disk until the metadata names this process in the ISR: see `state.py`.
-5. Nobody leads in an epoch that its log is beyond already, as it is when the metadata was put back to an earlier state:
-   a later one is asked for first (`is_beyond`).
+5. Nobody leads in an epoch that its log is beyond already, as it is when the metadata was put back to an earlier state
+   and this process began after that: a later one is asked for first (`is_beyond`).
+6. A state from before may count somebody as in sync who is not any more. Who has known a later one (`lost_state`) takes
+   no role by it, until somebody who was in sync then has put that again, in an epoch `BEYOND_EPOCHS` further: the next
+   ones may be given out twice, and are not to be taken for the same. Of two that know another, the later epoch wins.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from core_log.replication.follower import Follower
 from core_log.replication.isr import ReplicationConfig
@@ -20,6 +25,10 @@ from core_log.replication.state import LogState
 
 if TYPE_CHECKING:
     from core_log.replica_log import ReplicaLog
+
+
+BEYOND_EPOCHS = 1000
+"""Rules 5 and 6."""
 
 
 class Replica:
@@ -32,6 +41,8 @@ class Replica:
         """It may lack what this or an earlier process reported."""
         self.state: LogState | None = None
         self.revision = 0
+        self.lost_state: LogState | None = None
+        """The latest that the metadata has had, where it was put back: rule 6."""
         self.broker_epoch = 0
         self.promised_until_s = now_s + config.grant_s
 
@@ -42,22 +53,32 @@ class Replica:
             self.role = None
 
     def on_state(self, state: LogState, revision: int, now_s: float, *, put_back: bool = False) -> None:
-        """The log's key as it was at `revision`. With `put_back` it is one from before, which counts all the same: what
-        was put since is lost.
-        """
-        if put_back and revision < self.revision:
+        """The log's key as it was at `revision`. With `put_back` it may be one from before: rule 6."""
+        if put_back and self._is_later_than(state, revision):
             self.role = None
-        elif revision <= self.revision:
+            self.lost_state = self.lost_state or self.state
+        elif revision < self.revision or (revision == self.revision and not put_back):
             return
         self.state, self.revision = state, revision
+        if self.lost_state is not None and state.leader_epoch >= self.lost_state.leader_epoch + BEYOND_EPOCHS:
+            self.lost_state = None
         if (self.me, self.broker_epoch) in state.isr:
             self.lost = False
         self.assume(now_s)
 
+    def _is_later_than(self, state: LogState, revision: int) -> bool:
+        """Whether what is known here was put after a state, which may itself have been put since others were lost."""
+        known = self.state
+        if known is None or revision < self.revision:
+            return known is not None
+        if known.leader_epoch == state.leader_epoch and None not in (known.leader, state.leader):
+            return (known.leader, known.leader_broker_epoch) != (state.leader, state.leader_broker_epoch)
+        return known.leader_epoch > state.leader_epoch
+
     def assume(self, now_s: float) -> None:
         """Take the role that the metadata says, unless the log is being cut: then call this again."""
         state, role = self.state, self.role
-        if state is None or self.log.truncating or self.log.closed:
+        if state is None or self.lost_state is not None or self.log.truncating or self.log.closed:
             return
         if state.leader == self.me and state.leader_broker_epoch == self.broker_epoch:
             if isinstance(role, Leader) and role.epoch == state.leader_epoch:
@@ -80,7 +101,20 @@ class Replica:
         """Whether this process is to lead, in an epoch that is over: rule 5."""
         state = self.state
         named = state is not None and (state.leader, state.leader_broker_epoch) == (self.me, self.broker_epoch)
-        return self.role is None and state is not None and named and self._log_is_beyond(state)
+        beyond = state is not None and named and self._log_is_beyond(state)
+        return self.role is None and self.lost_state is None and beyond
+
+    @property
+    def knows_better(self) -> bool:
+        """Whether this broker was in sync by a state that the metadata has lost: rule 6."""
+        return self.lost_state is not None and self.me in self.lost_state.isr_brokers
+
+    def put_again(self, state: LogState) -> LogState:
+        """What the metadata is to say instead of `state`."""
+        latest = self.lost_state
+        assert latest is not None
+        epoch = max(latest.leader_epoch, state.leader_epoch, self.log.epochs.latest) + BEYOND_EPOCHS
+        return msgspec.structs.replace(latest, leader_epoch=epoch, resigned=False, transfer=None)
 
     def _log_is_beyond(self, state: LogState) -> bool:
         return state.leader_epoch <= self.log.epochs.latest

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
+
 from core_log.log_config import LogConfig
 from core_log.memory_files import MemoryFiles
 from core_log.replica_log import ReplicaLog
@@ -11,7 +13,7 @@ from core_log.replication.follower import Follower
 from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches, Diverging, Position, Refused
-from core_log.replication.replica import Replica
+from core_log.replication.replica import BEYOND_EPOCHS, Replica
 from core_log.replication.state import BrokerState, LogState
 from tests.core_log.helpers import flush, make_batch, write
 from tests.core_log.test_replica_log import open_replica
@@ -181,23 +183,65 @@ def test_a_follower_that_is_elected_waits_its_promise_out() -> None:
     assert replica.role.may_serve(5.3, 100.0)
 
 
-def test_what_was_put_back_counts_but_nobody_leads_in_an_epoch_that_is_over() -> None:
-    replica = Replica("x", open_replica(MemoryFiles()), 1, CONFIG, now_s=0.0)
+def test_nobody_leads_in_an_epoch_that_is_over() -> None:
+    log = open_replica(MemoryFiles())
+    log.begin_epoch(7)
+    replica = Replica("x", log, 1, CONFIG, now_s=0.0)
     replica.registered(10)
-    first = LogState(replicas=(1, 2, 3), isr=ALL, leader=1, leader_broker_epoch=10, leader_epoch=1, min_insync=2)
-    replica.on_state(first, 100, 1.0)
-    replica.log.append(make_batch([b"a"]))
-    replica.on_state(first.led_by(2, 20), 120, 2.0)
-    assert isinstance(replica.role, Follower)
-    replica.on_state(first, 100, 3.0)
-    assert isinstance(replica.role, Follower), "not later than what it knows"
-    replica.on_state(first, 100, 3.0, put_back=True)
+    state = LogState(replicas=(1, 2, 3), isr=ALL, leader=1, leader_broker_epoch=10, leader_epoch=6, min_insync=2)
+    replica.on_state(state, 100, 1.0)
     assert (replica.role, replica.is_beyond) == (None, True)
-    replica.on_state(first.led_by(2, 20), 101, 4.0)
+    replica.on_state(state.led_by(2, 20), 101, 2.0)
     assert isinstance(replica.role, Follower)
     assert not replica.is_beyond
-    replica.on_state(first.led_by(2, 20).led_by(1, 10), 102, 5.0)
+    replica.on_state(state.led_by(2, 20).led_by(1, 10), 102, 3.0)
     assert isinstance(replica.role, Leader)
+
+
+@pytest.mark.parametrize("since", ["nothing", "an election"])
+def test_by_a_state_that_was_put_back_nobody_has_a_role_who_knows_a_later_one(since: str) -> None:
+    before = LogState(replicas=(1, 2, 3), isr=ALL, leader=3, leader_broker_epoch=30, leader_epoch=1, min_insync=2)
+    known = before.with_isr(ALL[:2], ()).led_by(1, 10)
+    elected = before.led_by(3, 31)  # in the same epoch as 1, which has more
+    replicas = [Replica("x", open_replica(MemoryFiles()), broker, CONFIG, now_s=0.0) for broker in (1, 2, 3)]
+    for replica in replicas:
+        replica.registered(replica.me * 10)
+        replica.on_state(before, 100, 1.0)
+        replica.on_state(known, 120, 2.0)
+        if since == "nothing":
+            replica.on_state(before, 100, 3.0)
+            assert replica.role is not None, "not later than what it knows"
+            replica.on_state(before, 100, 3.0, put_back=True)
+        else:
+            replica.on_state(elected, 121, 3.0, put_back=True)
+            replica.on_state(elected.led_by(2, 20), 122, 3.0)
+        assert (replica.role, replica.is_beyond, replica.lost_state) == (None, False, known)
+    assert [replica.knows_better for replica in replicas] == [True, True, False]
+    again = replicas[1].put_again(before)
+    assert (again.leader, again.leader_epoch, again.isr) == (1, 2 + BEYOND_EPOCHS, ALL[:2])
+    for replica in replicas:
+        replica.on_state(again, 130, 4.0)
+        assert replica.lost_state is None
+    assert [type(replica.role) for replica in replicas] == [Leader, Follower, Follower]
+
+
+def test_of_two_lost_states_the_later_one_is_put_again() -> None:
+    first = LogState(replicas=(1, 2, 3), isr=ALL, leader=1, leader_broker_epoch=10, leader_epoch=1, min_insync=2)
+    second = first.led_by(2, 20)
+    third = second.with_isr(ALL[1:], ()).led_by(3, 30)
+    behind, ahead = (Replica("x", open_replica(MemoryFiles()), broker, CONFIG, now_s=0.0) for broker in (1, 2))
+    for replica, known in ((behind, second), (ahead, third)):
+        replica.registered(replica.me * 10)
+        replica.on_state(known, 120, 1.0)
+        replica.on_state(first, 100, 2.0, put_back=True)
+    wrong = behind.put_again(first)
+    ahead.on_state(wrong, 101, 3.0)
+    assert ahead.knows_better
+    right = ahead.put_again(wrong)
+    for replica in (behind, ahead):
+        replica.on_state(right, 102, 4.0)
+        assert replica.lost_state is None
+    assert right.isr == ALL[1:]
 
 
 def test_a_leader_whose_disk_refuses_hands_over() -> None:
