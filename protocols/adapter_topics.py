@@ -31,7 +31,7 @@ class Node(NamedTuple):
 def nodes_of(cluster: Cluster, door: str) -> list[Node]:
     """All brokers with such a door, at the address that they advertise for it: who came by TLS is sent on by TLS."""
     found = []
-    for member in sorted(cluster.members.brokers.values()):
+    for member in cluster.members.advertised:
         host, _, port = member.record.addresses.get(door, "").rpartition(":")
         if host:
             found.append(Node(member.broker_id, host.strip("[]"), int(port), member.record.rack))

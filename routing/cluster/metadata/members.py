@@ -5,11 +5,15 @@
 2. `cluster.json` is written before what it says is true elsewhere: see `identity.py`.
 3. The age of the data directory is raised before it registers, and again and again: see `age.py`.
 4. Who the others are is what the metadata say; nobody is asked.
+5. Clients are told of a broker whose registration has gone for some seconds more, unless it said that it stops; and by
+   itself always. After a pause of etcd the leases of all run out at once while all of them serve, and a client that
+   hears of no broker, or of one alone, ends its connections to the others and forgets where they are.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -56,6 +60,8 @@ logger = logging.getLogger(__name__)
 _ELECTED_S = 4.0
 """etcd has another leader by then."""
 _RETRY_S = 1.0
+_LATE_S = 6.0
+"""By then a broker that lives has registered anew. With the lease it is as long as Kafka tells of one that died."""
 AGE_INTERVAL_S = 60.0
 """A copy of the directory that is older is told from it, even if the broker is killed."""
 DATA = "catalog"
@@ -103,6 +109,8 @@ class Members:
         """This broker's, 0 while it is not registered."""
         self.brokers: dict[int, Broker] = {}
         """All that run, this one included."""
+        self._late: dict[int, tuple[Broker, float]] = {}
+        """Whose registration has gone, and until when clients are told of them all the same (rule 5)."""
         self.listeners: list[Callable[[], None]] = []
         """Called when `brokers` or `epoch` has changed."""
         self._store = store
@@ -134,6 +142,13 @@ class Members:
     def known(self) -> set[int]:
         """The brokers of the cluster, whether they run now or not."""
         return {int(key.removeprefix(DIRECTORIES)) for key in self._store.keys(DIRECTORIES)} | self.brokers.keys()
+
+    @property
+    def advertised(self) -> list[Broker]:
+        """Whom clients are told of, by id (rule 5)."""
+        now_s = trio.current_time()
+        late = (broker for broker, until_s in self._late.values() if now_s < until_s)
+        return sorted([*self.brokers.values(), *late])
 
     @property
     def record(self) -> BrokerRecord:
@@ -355,8 +370,12 @@ class Members:
 
     def _note(self, key: bytes, value: bytes | None, epoch: int) -> None:
         number = int(key.removeprefix(BROKERS))
+        self._late.pop(number, None)
         if value is None:
-            self.brokers.pop(number, None)
+            gone = self.brokers.pop(number, None)
+            if gone is not None and not gone.record.draining:
+                until_s = math.inf if number == self.broker_id else trio.current_time() + _LATE_S
+                self._late[number] = gone, until_s
         else:
             drained = self._store.get(drain_key(number)) is not None
             self.brokers[number] = Broker(number, epoch, decode(value, BrokerRecord), drained)

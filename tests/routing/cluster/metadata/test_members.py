@@ -363,3 +363,51 @@ async def test_a_cluster_whose_etcd_was_away_comes_back_by_itself(autojump_clock
         await until(lambda: all(len(seen(one)) == 3 for one in ones))
         await until(lambda: [bool(one.candidate.epoch) for one in ones].count(True) == 1)
         assert ones[0].store.get(broker_key(1)) is not None
+
+
+async def test_clients_are_told_of_all_brokers_while_these_register_anew(autojump_clock: MockClock) -> None:
+    """All leases run out while etcd is away. A client that is told of no broker gives up all that it knows."""
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        ones = [await One(model, number).start(nursery) for number in (1, 2, 3)]
+        await until(lambda: all(len(seen(one)) == 3 for one in ones))
+        fewest = {one.members.broker_id: 3 for one in ones}
+
+        def note() -> None:
+            for one in ones:
+                number = one.members.broker_id
+                fewest[number] = min(fewest[number], len(one.members.brokers))
+                assert [broker.broker_id for broker in one.members.advertised] == [1, 2, 3]
+
+        for one in ones:
+            one.members.listeners.append(note)
+        model.fault(0, down=True)
+        await trio.sleep(60)
+        model.fault(0, down=False)
+        await trio.sleep(20)
+        assert min(fewest.values()) < 3, "their registrations were gone for a while"
+        note()
+
+
+async def test_clients_are_not_told_of_a_broker_for_long_that_died_nor_at_all_of_one_that_stopped(
+    autojump_clock: MockClock,
+) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        one, other, third = [await One(model, number).start(nursery) for number in (1, 2, 3)]
+        await until(lambda: len(seen(one)) == 3)
+
+        def told() -> list[int]:
+            return [broker.broker_id for broker in one.members.advertised]
+
+        await third.members.update(draining=True)
+        await until(lambda: one.members.brokers[3].draining)
+        await third.members.leave()
+        third.kill()
+        await until(lambda: len(seen(one)) == 2)
+        assert told() == [1, 2]
+        other.kill()
+        await until(lambda: len(seen(one)) == 1)
+        assert told() == [1, 2]
+        await trio.sleep(10)
+        assert told() == [1]
