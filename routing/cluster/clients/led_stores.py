@@ -164,6 +164,7 @@ class LedStores(Generic[Store]):
                         store = await in_thread(self._read, keyed, limiter=self._reading)
                     else:
                         store = self._read(keyed)
+                    await trio.lowlevel.checkpoint_if_cancelled()  # it may lead anew meanwhile, and reads anew then
                     if part.role is role:
                         part.keyed = keyed
                         if self.begun is not None:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Mapping
 from weakref import ref
 
+import trio
+
 from core_log.keyed_store import KeyedStore
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.metadata.log_names import offsets_log
@@ -103,3 +105,46 @@ async def test_who_begins_to_lead_several_reads_one_at_a_time() -> None:
         assert len(begun) == 1
         go_on.set()
         await until(lambda: len(begun) == HOMES - led[last])
+
+
+async def test_what_is_committed_is_not_forgotten_by_who_reads_a_log_twice_as_its_lease_was_late() -> None:
+    """The lease is late while the log is read, and renewed before it is: what was read counts for nothing then."""
+    turns = [threading.Event(), threading.Event()]
+    begun: list[object] = []
+
+    def read(keyed: KeyedStore) -> OffsetStore:
+        begun.append(keyed)
+        found = OffsetStore(keyed)
+        assert turns[len(begun) - 1].wait(30)
+        return found
+
+    async with mesh() as brokers:
+        members = list(brokers.members.values())
+        name = offsets_log(0)
+        await until(lambda: all(len(m.part.state_of(name).isr) == 3 for m in members))
+        leader = brokers.members[members[0].part.leader_of(name)[0]]
+        offsets = leader.broker.offsets
+        assert isinstance(offsets, ReplicatedOffsets)
+        stores, group = offsets._stores, next(g for g in map(str, range(1000)) if offsets.log_of(g) == 0)
+        await until(lambda: stores.parts[0].store is not None)
+        stores._read = read
+        may_append = leader.part.may_append
+
+        def lapse() -> None:
+            for serves in (lambda log: False, may_append):
+                leader.part.may_append = serves
+                stores._look(0, name)
+
+        lapse()
+        await until(lambda: len(begun) == 1)
+        lapse()
+        turns[0].set()
+        await until(lambda: len(begun) == 2)
+        with trio.move_on_after(0.5):  # it may well wait
+            await offsets.commit(group, {PLACES[0]: Committed(7)})
+        confirmed = offsets.known(group)
+        turns[1].set()
+        await until(lambda: stores.parts[0].keyed is begun[1])
+        assert offsets.known(group) == confirmed
+        await offsets.commit(group, {PLACES[0]: Committed(8)})
+        assert offsets.known(group) == {PLACES[0]: Committed(8)}
