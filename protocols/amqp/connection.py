@@ -38,6 +38,9 @@ from protocols.amqp.publish_run import (
 )
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
+"""How a client may begin: also as 0-9 did, which differs in nothing else that is used, and which some clients that
+speak 0-9-1 have kept (aioamqp, txAMQP, Perl's Net::AMQP). RabbitMQ takes both."""
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 FRAME_BYTES_MIN = 4096
 
@@ -251,7 +254,7 @@ class AmqpConnection:
         return pos
 
     def _accept_header(self, data: bytes) -> bool:
-        if not PROTOCOL_HEADER.startswith(data[:8]):
+        if not any(header.startswith(data[:8]) for header in _HEADERS):
             # Section 4.2.2: answer with the version we speak, then close.
             self._write(PROTOCOL_HEADER)
             self.state = State.CLOSED

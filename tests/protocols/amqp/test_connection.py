@@ -36,6 +36,15 @@ def fault(wire: Wire, data: bytes) -> AmqpError:
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 1000])
+def test_a_client_may_begin_as_in_0_9(size: int) -> None:
+    # aioamqp and others speak 0-9-1 with the header of 0-9; RabbitMQ 3.10 was seen to answer both alike
+    wire = Wire()
+    wire.receive_in(b"AMQP\1\1\0\x09" + HANDSHAKE[8:], size)
+    assert wire.answers() == [(0, methods.ConnectionStart(0, 9, {}, b"PLAIN", b"en_US"))]
+    assert wire.connection.state is State.OPEN
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 1000])
 def test_handshake_leads_to_an_open_connection(size: int) -> None:
     wire = Wire()
     events = wire.receive_in(HANDSHAKE, size)
@@ -48,7 +57,16 @@ def test_handshake_leads_to_an_open_connection(size: int) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b"AMQP\0\1\0\0", b"AMQP\3\1\0\0", b"AMQP\0\0\x09\0", b"AMQP\1\1\0\x09", b"GET / HT", b"\x16\3\1\0\1\0\0\0", b"X"],
+    [
+        b"AMQP\0\1\0\0",
+        b"AMQP\3\1\0\0",
+        b"AMQP\0\0\x09\0",
+        b"AMQP\1\1\x08\0",
+        b"AMQP\1\1\0\x0a",
+        b"GET / HT",
+        b"\x16\3\1\0\1\0\0\0",
+        b"X",
+    ],
 )
 def test_other_protocols_are_told_which_one_is_spoken(header: bytes) -> None:
     wire = Wire()
