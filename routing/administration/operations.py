@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import msgspec
@@ -137,8 +138,12 @@ def table(columns: tuple[str, ...], rows: Iterable[Row], start: int) -> dict[str
 
 def plain(value: Any) -> Any:
     """A value as a message or JSON can hold it: names are whatever bytes a client chose, arguments of many types."""
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return int(value)  # a moment in AMQP's headers is a number of its own type, which no message holds
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
@@ -146,7 +151,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return list(map(plain, value))
     if isinstance(value, Decimal):
-        return float(value)
+        return plain(float(value))
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "replace")
     return plain(str(value))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from routing.administration.figures import DELAYED, UNKNOWN, Figures, figures_here, figures_of
 from routing.administration.forwarded import ask_leader
 from routing.administration.move import move
-from routing.administration.operations import LOOKS, operation, page, table
+from routing.administration.operations import LOOKS, operation, page, plain, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
 from routing.queue_lag import first_waiting
@@ -64,20 +64,24 @@ async def describe_queue(broker: Broker, user: str, name: str, vhost: str = "/")
     found = broker.topology.vhost(vhost)
     stream = found.streams.get(name)
     if stream is not None:
-        return {**dict(zip(_COLUMNS, _stream_row(found, stream), strict=True)), "oldest_s": None}
+        return _described(_stream_row(found, stream), None)
     queue = found.queues.get(name)
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
     if queue.elsewhere:
         told: dict[str, Any] = await ask_leader(queue, "queues.describe", {"name": name, "vhost": vhost})
         return told
-    row = dict(zip(_COLUMNS, _queue_row(found, queue, figures_here(queue)), strict=True))
+    row = _queue_row(found, queue, figures_here(queue))
     offset = first_waiting(queue)
     oldest_s = None
     if offset is not None and queue.settings.view_of is None:
         published_ms, _ = await published_at(queue, offset)
         oldest_s = max(0, queue.host.now_ms() - published_ms) / 1000
-    return {**row, "oldest_s": oldest_s}
+    return _described(row, oldest_s)
+
+
+def _described(row: tuple[Any, ...], oldest_s: float | None) -> dict[str, Any]:
+    return {**dict(zip(_COLUMNS, map(plain, row), strict=True)), "oldest_s": oldest_s}
 
 
 def _queue_row(vhost: VirtualHost, queue: Queue, figures: Figures | None) -> tuple[Any, ...]:

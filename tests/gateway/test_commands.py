@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -362,14 +365,16 @@ def test_arguments_may_be_of_any_type(broker: BrokerProcess, millrace: Commands)
         take()
         send(1, pika.spec.Channel.Open())
         take()
-        declare = (
-            b"\0\x32\0\x0a\0\0" + b"\x03a\xc3\xbc" + b"\x04" + b"\0\0\0\x08" + b"\x01xD\2" + (314).to_bytes(4, "big")
-        )
+        table = b"\x01xD\2" + (314).to_bytes(4, "big") + b"\1tT\0\0\0\0\0\0\0\1" + b"\1sS\0\0\0\1\xff"
+        table += b"\1nd" + struct.pack(">d", math.nan) + b"\1bx\0\0\0\1\xff"
+        declare = b"\0\x32\0\x0a\0\0" + b"\x03a\xc3\xbc" + b"\x04" + len(table).to_bytes(4, "big") + table
         sock.sendall(b"\1\0\1" + len(declare).to_bytes(4, "big") + declare + b"\xce")
         assert take()[:4] == b"\0\x32\0\x0b"
         (row,) = millrace.rows("queues", "list")
         assert row["name"] == "aü"
-        assert row["arguments"] == {"x": 3.14}
+        assert row["arguments"] == {"x": 3.14, "t": 1, "s": "?", "n": "nan", "b": "\N{REPLACEMENT CHARACTER}"}
+        assert json.loads(millrace("queues", "describe", "aü", "--json"))["arguments"] == row["arguments"]
+        assert "3.14" in millrace("queues", "describe", "aü")
 
 
 HUGE, LOW = str(10**30), str(-(10**30))
@@ -429,6 +434,43 @@ def test_arguments_that_are_no_text(millrace: Commands) -> None:
         done = millrace.run(*arguments)
         assert done.exit_code == 2, done.exception
         assert "\\udcff' is not UTF-8" in done.stderr
+
+
+def test_headers_that_hold_anything_do_not_hide_a_message(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "stamped")
+    publish(
+        broker, "stamped", 1, headers={"at": datetime(2026, 1, 2, tzinfo=UTC), "x-death": [{"time": datetime.now()}]}
+    )
+    (row,) = millrace.rows("queues", "peek", "stamped")
+    assert row["headers"]["at"] == 1767312000
+    millrace("queues", "delete", "stamped")
+
+
+def test_a_body_from_standard_input_may_be_no_text(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "bytes")
+    command = ("messages", "publish", "--key", "bytes", "--server", millrace.server)
+    assert CliRunner().invoke(main, command, input=b"\xff\0\r\n").exit_code == 0
+    with connect(broker) as connection:
+        assert connection.channel().basic_get("bytes", auto_ack=True)[2] == b"\xff\0\r\n"
+    millrace("queues", "delete", "bytes")
+
+
+def test_a_password_that_is_no_text(millrace: Commands) -> None:
+    done = CliRunner().invoke(main, ["users", "add", "x", "--server", millrace.server], input=b"\xff\n")
+    assert (done.exit_code, done.stderr) == (1, "Error: the password is not UTF-8\n")
+
+
+def test_a_ban_may_end_behind_the_last_year(millrace: Commands) -> None:
+    millrace("bans", "add", "client_id", "old", "--until", "9223372036854775807")
+    assert "9223372036854775807 ms" in millrace("bans", "list")
+    millrace("bans", "delete", "client_id", "old")
+
+
+def test_standard_input_that_is_closed(millrace: Commands) -> None:
+    for command in ("users add x", "messages publish --key x"):
+        line = f"exec {sys.executable} -m gateway {command} --server {millrace.server} <&-"
+        done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False, timeout=30)
+        assert (done.returncode, done.stderr) == (1, "Error: standard input is closed\n")
 
 
 def test_output_that_cannot_be_written_is_one_line(millrace: Commands) -> None:
