@@ -260,11 +260,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _time(ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):  # behind the last year that has a name
+        return f"{ms} ms"
+
+
 def _cell(value: Any, is_time: bool = False) -> str:
     if value is None:
         return ""
     if is_time and value:
-        return datetime.fromtimestamp(value / 1000).astimezone().isoformat(" ", "milliseconds")
+        return _time(value)
     if is_time:
         return "never"
     if isinstance(value, bool):

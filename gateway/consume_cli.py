@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _POLL_MS = 200
 _COMMIT_EVERY_MS = 5000
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0", "\\\\": "\\"}
+_ESCAPED = re.compile(r"\\[nt0\\]")
 
 
 def _json_field(name: str, data: bytes | None) -> dict[str, Any]:
@@ -31,6 +33,11 @@ def _json_field(name: str, data: bytes | None) -> dict[str, Any]:
         return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
+def _name(name: str) -> bytes:
+    """A header's, as it is in the log."""
+    return name.encode("utf-8", "surrogateescape")
+
+
 def _as_json(record: ConsumerRecord) -> bytes:
     fields = {
         "topic": record.topic,
@@ -39,7 +46,9 @@ def _as_json(record: ConsumerRecord) -> bytes:
         "timestamp_ms": record.timestamp_ms,
         **_json_field("key", record.key),
         **_json_field("value", record.value),
-        "headers": [{"name": name, **_json_field("value", value)} for name, value in record.headers],
+        "headers": [
+            {**_json_field("name", _name(name)), **_json_field("value", value)} for name, value in record.headers
+        ],
     }
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
@@ -48,8 +57,7 @@ class _Format:
     """`%t` topic, `%p` partition, `%o` offset, `%T` time in ms, `%k` key, `%v` value, `%h` headers, `%%`."""
 
     def __init__(self, text: str) -> None:
-        for escape, meaning in _ESCAPES.items():
-            text = text.replace(escape, meaning)
+        text = _ESCAPED.sub(lambda found: _ESCAPES[found[0]], text)
         self._pieces: list[bytes | str] = []
         at = 0
         while (found := text.find("%", at)) >= 0:
@@ -70,7 +78,7 @@ class _Format:
         if letter == "v":
             return record.value or b""
         if letter == "h":
-            return b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers)
+            return b",".join(_name(name) + b"=" + (value or b"") for name, value in record.headers)
         plain = {"t": record.topic, "p": record.partition, "o": record.offset, "T": record.timestamp_ms, "%": "%"}
         return str(plain[letter]).encode()
 

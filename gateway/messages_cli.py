@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import say, vhost_option, with_client, with_json
+from gateway.client_cli import input_bytes, say, vhost_option, with_client, with_json
 from gateway.topology_cli import JsonObject
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def messages() -> None:
 @with_json
 @with_client
 def publish(client: BlockingClient, body: str | None, as_json: bool, **given: Any) -> None:
-    """Publish BODY, or what is read from standard input, and say whether anybody gets it once it is safe."""
-    text = sys.stdin.read() if body is None else body
-    routed = client.administer("messages.publish", body=text, **given)["routed"]
+    """Publish BODY, or what is read from standard input, any bytes, and say whether anybody gets it once it is safe."""
+    content: object = {"base64": input_bytes().read()} if body is None else body
+    routed = client.administer("messages.publish", body=content, **given)["routed"]
     say({"routed": routed}, "published" if routed else "published, but routed to nobody", as_json)

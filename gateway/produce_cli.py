@@ -45,13 +45,25 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
 
 def _of_json(line: bytes) -> _Line:
     """A line as `millrace consume --json` prints it. Raises ValueError."""
-    fields = json.loads(line)
+    try:
+        fields = json.loads(line)
+    except RecursionError:
+        raise ValueError("too much is nested in it") from None
     if not isinstance(fields, dict):
         raise ValueError("it is no JSON object")
     if "value" not in fields and "value_base64" not in fields:
         raise ValueError("it has neither 'value' nor 'value_base64'; null is a tombstone")
-    headers = [(str(one["name"]), _bytes(one, "value")) for one in fields.get("headers") or ()]
+    headers = [(_name(one), _bytes(one, "value")) for one in fields.get("headers") or ()]
     return _Line(_bytes(fields, "value"), _bytes(fields, "key"), headers or None, None, fields.get("timestamp_ms"))
+
+
+def _name(header: Any) -> str:
+    """Of a header, whose bytes need be no text. Raises KeyError, ValueError."""
+    if not isinstance(header, dict):
+        raise ValueError("a header is a JSON object")
+    if header.get("name_base64") is not None:
+        return base64.b64decode(header["name_base64"], validate=True).decode("utf-8", "surrogateescape")
+    return str(header["name"])
 
 
 def _of_text(line: bytes, separator: bytes | None) -> _Line:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.client_cli import listing, vhost_option, with_client
+from gateway.client_cli import input_bytes, listing, vhost_option, with_client
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 def _new_password() -> str:
     """Asked for twice at a terminal, else the first line of standard input."""
-    if sys.stdin.isatty():
+    if sys.stdin is not None and sys.stdin.isatty():
         return str(click.prompt("New password", hide_input=True, confirmation_prompt=True, err=True))
-    return sys.stdin.readline().rstrip("\r\n")
+    try:
+        return input_bytes().readline().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise click.ClickException("the password is not UTF-8") from None
 
 
 @click.group()

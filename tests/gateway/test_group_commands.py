@@ -103,6 +103,23 @@ def test_keys_headers_and_formats(millrace: Commands) -> None:
     assert json.loads(again[3])["value_base64"] == "/w=="
 
 
+def test_names_of_headers_that_are_no_text(broker: BrokerProcess, millrace: Commands) -> None:
+    with BlockingProducer(millrace.server) as producer:
+        producer.send("named", b"v", headers=[("\udcff", b"1"), ("a", b"2")])
+    line = millrace("consume", "named", "--from-beginning", "--timeout-ms", "100", "--json")
+    assert json.loads(line)["headers"] == [{"name_base64": "/w==", "value": "1"}, {"name": "a", "value": "2"}]
+    millrace("produce", "named", "--json", text=line)
+    shown = ("consume", "named", "--from-beginning", "--timeout-ms", "100", "--format", "%h\\n")
+    done = CliRunner().invoke(main, [*shown, "--server", millrace.server])
+    assert done.stdout_bytes == b"\xff=1,a=2\n" * 2
+
+
+def test_a_backslash_is_read_once(millrace: Commands) -> None:
+    millrace("produce", "slashes", text="v\n")
+    shown = ("consume", "slashes", "--from-beginning", "--timeout-ms", "100", "--format")
+    assert millrace(*shown, r"%v\\n\n") == "v\\n\n"
+
+
 def test_lines_that_come_slowly_are_not_kept_until_there_are_many(millrace: Commands) -> None:
     millrace("topics", "create", "slow")
     command = [sys.executable, "-m", "gateway", "produce", "slow", "--server", millrace.server]
@@ -140,6 +157,8 @@ def test_wrong_lines_and_arguments(millrace: Commands) -> None:
     assert "line 1: it has neither 'value' nor 'value_base64'" in none
     assert millrace("consume", "x", "--from-beginning", "--timeout-ms", "100", "--format", "%k=%v\\n") == "a=1\n"
     assert "line 1" in wrong("produce", "x", "--json", text="[]\n", code=1)
+    assert "line 1: too much is nested" in wrong("produce", "x", "--json", text="[" * 100_000 + "\n", code=1)
+    assert "a header is a JSON" in wrong("produce", "x", "--json", text='{"value": "a", "headers": ["b"]}\n', code=1)
     late = '{"value": null}\n{"value": null, "timestamp_ms": -5}\n{"value": null}\n'
     assert "line 2: a timestamp is" in wrong("produce", "x", "--json", text=late, code=1)
     assert "is not NAME=VALUE" in wrong("produce", "x", "--header", "x")
