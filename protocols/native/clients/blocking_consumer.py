@@ -15,7 +15,7 @@ from typing import Literal
 from protocols.native import wire
 from protocols.native.clients.blocking import Which
 from protocols.native.clients.blocking_user import ClientUser
-from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
+from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of, tell_committed
 from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
 from protocols.native.clients.topic_ids import TopicIds
 from protocols.native.clients.truncation import LastBatch, cut_at, last_of
@@ -220,8 +220,7 @@ class BlockingConsumer(ClientUser):
         if self._group is None:
             raise ValueError("a consumer without a group cannot commit")
         self.client.commit_offsets(self._group, self._positions)
-        for interceptor in self._interceptors:
-            interceptor.on_commit(dict(self._positions))
+        tell_committed(self._interceptors, self._positions)
 
     def _fill(self, timeout_ms: int) -> None:
         try:

@@ -237,10 +237,10 @@ class BlockingProducer(ClientUser):
                 record.partition = hooks.partitioner(topic, key, value, known.partitions)
             if record.partition is not None and not 0 <= record.partition < known.partitions:
                 raise UnknownPartition(f"topic {topic!r} has no partition {record.partition}, but {known.partitions}")
-        except MillraceError as error:
+            return BlockingProducer.send(self, topic, value, key, record.headers, record.partition, record.timestamp_ms)
+        except MillraceError as error:  # also of records before this one, for which there has to be room
             hooks.tell([None], error)
             raise
-        return BlockingProducer.send(self, topic, value, key, record.headers, record.partition, record.timestamp_ms)
 
     def _sequences_of(self, key: tuple[str, int]) -> Sequences:
         found = self._sequences.get(key)

@@ -26,7 +26,7 @@ from protocols.native.clients.either_loop import on_either_loop
 from protocols.native.clients.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
 from protocols.native.clients.group_bytes import GroupMetadata
 from protocols.native.clients.group_reader import GroupReader
-from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of
+from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of, tell_committed
 from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.membership import GroupTerms, Membership, RebalanceListener
 from protocols.native.clients.records import ConsumerRecord, checked_offset
@@ -350,8 +350,7 @@ class Consumer(Fetcher):
         else:
             entries = [(topic, partition, offset, "") for (topic, partition), offset in offsets.items()]
             await self._link.call(wire.CommitOffsets(0, self._group, entries), wire.CommitOffsetsReply)
-        for interceptor in self._interceptors:
-            interceptor.on_commit(offsets)
+        tell_committed(self._interceptors, offsets)
 
     @on_either_loop
     async def committed(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, int]:

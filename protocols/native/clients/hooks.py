@@ -90,6 +90,15 @@ class ProducerHooks(msgspec.Struct, frozen=True):
                     logger.exception("an interceptor failed")
 
 
+def tell_committed(interceptors: Sequence[ConsumerInterceptor], offsets: Mapping[Partition, int]) -> None:
+    """These were committed, and are whatever a hook does; its error is logged."""
+    for interceptor in interceptors:
+        try:
+            interceptor.on_commit(dict(offsets))
+        except Exception:
+            logger.exception("an interceptor failed")
+
+
 def on_records_of(
     key_deserializer: Deserializer | None,
     value_deserializer: Deserializer | None,

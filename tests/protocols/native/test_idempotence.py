@@ -258,6 +258,7 @@ class Read(ConsumerInterceptor):
 
     def on_commit(self, offsets: object) -> None:
         self.committed.append(dict(offsets))  # type: ignore[call-overload]
+        raise RuntimeError("is logged, and stops nobody")
 
 
 async def test_hooks() -> None:
@@ -295,6 +296,11 @@ async def test_hooks() -> None:
             assert got[0].headers == [("seen", b"yes")]
             await consumer.commit()
             assert read.committed == [{("t", 2): consumer.position("t", 2)}]
+        async with Consumer(running.server, "g2", auto_commit_interval_ms=0, interceptors=[read]) as consumer:
+            await consumer.assign([("t", 2)])
+            for _ in range(3):
+                await consumer.poll(1)
+            assert await consumer.committed() == {("t", 2): consumer.position("t", 2)}
 
 
 def blocking_hooks(server: str) -> None:
@@ -316,6 +322,10 @@ def blocking_hooks(server: str) -> None:
         with pytest.raises(BatchTooLarge):
             producer.flush()
         assert (len(seen.fates), type(seen.fates[-1][1])) == (9, BatchTooLarge)
+        producer.send("t", "x" * 5_000_000)  # type: ignore[arg-type]
+        with pytest.raises(BatchTooLarge):
+            producer.send("t", "y")  # type: ignore[arg-type]
+        assert len(seen.fates) == 11
     with BlockingConsumer(
         server, "g", auto_offset_reset="earliest", value_deserializer=json.loads, interceptors=[read]
     ) as consumer:
