@@ -178,6 +178,8 @@ def _asked_by(query: str) -> dict[str, Any]:
             raise ValueError("a name comes twice")
         if "key" in found:
             found["key"] = {"base64": b64encode(found["key"].encode("utf-8", "surrogateescape")).decode()}
+        for name in found.keys() - {"key"}:
+            found[name].encode()  # a UnicodeEncodeError is a ValueError
         if "limit" in found:
             if not found["limit"].isdecimal():
                 raise ValueError("limit is no number of messages")

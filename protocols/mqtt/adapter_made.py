@@ -13,7 +13,8 @@ from routing.facts import pack
 from routing.message import NeutralProperties, Properties
 from routing.message_makers import Made, register_maker
 
-_TOPIC_BYTES_MAX = 65_535
+_TOPIC_BYTES_MAX = 255
+"""As of clients: see `MqttConfig.topic_bytes_max`."""
 
 
 def made(topic: str, neutral: NeutralProperties, retain: bool) -> Made:

@@ -15,7 +15,7 @@ import trio
 from msgspec import Meta
 
 from routing.administration.forwarded import ask_leader
-from routing.administration.operations import LOOKS, has_tag, operation, plain
+from routing.administration.operations import LOOKS, has_tag, operation, plain, require_short
 from routing.administration.shown import BODY_BYTES, shown_message
 from routing.commits import storage_errors
 from routing.errors import (
@@ -28,7 +28,7 @@ from routing.errors import (
     TimedOut,
 )
 from routing.facts import TTL_MS_MAX, asked_delay_ms, pack
-from routing.message import KEY_BYTES_MAX, NeutralProperties, Properties, Slab, is_key
+from routing.message import NeutralProperties, Properties, Slab
 from routing.message_makers import Made, maker_of
 from routing.property_editors import NEUTRAL, to_neutral_raw
 
@@ -127,10 +127,9 @@ async def publish(
     elif retain:
         raise InvalidArgument("only messages with an `mqtt_topic` are retained")
     else:
-        if not is_key(routing_key):
-            raise InvalidArgument(f"a routing key has at most {KEY_BYTES_MAX} bytes")
         facts = pack(said.persistent, said.priority or 0, said.expiration_ms, asked_delay_ms(more.get("x-delay")))
         made = Made(exchange, routing_key, Properties(NEUTRAL, raw, persistent=said.persistent, facts=facts), None)
+    require_short("a routing key", made.routing_key)
     broker.rights.grants(user, vhost).require_publish(made.exchange, (made.routing_key,))
     if broker.blocked is not None:
         raise StorageUnavailable(f"publishers have to wait: {broker.blocked}")

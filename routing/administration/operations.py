@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import msgspec
 
 from routing.errors import AccessRefused, InvalidArgument, NotFound
+from routing.message import KEY_BYTES_MAX, is_key
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -123,6 +124,12 @@ def has_tag(broker: Broker, user: str, tags: tuple[str, ...]) -> bool:
     """Whether a user has one of these tags."""
     known = broker.rights.user(user)
     return known is not None and any(tag in known.tags for tag in tags)
+
+
+def require_short(what: str, name: str) -> None:
+    """At most 255 bytes, as AMQP has them: a longer one could not be told to who consumes. Raises InvalidArgument."""
+    if not is_key(name):
+        raise InvalidArgument(f"{what} has at most {KEY_BYTES_MAX} bytes")
 
 
 def page(rows: Iterable[T], start: int) -> Iterator[T]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from routing.administration.figures import DELAYED, UNKNOWN, Figures, figures_here, figures_of
 from routing.administration.forwarded import ask_leader
 from routing.administration.move import move
-from routing.administration.operations import LOOKS, operation, page, plain, table
+from routing.administration.operations import LOOKS, operation, page, plain, require_short, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
 from routing.queue_lag import first_waiting
@@ -117,6 +117,7 @@ async def add_queue(
     """Declare a queue."""
     if not name:
         raise InvalidArgument("a queue needs a name")
+    require_short("the name of a queue", name)
     await broker.declare_queue(name, durable=durable, auto_delete=auto_delete, arguments=arguments, vhost=vhost)
 
 

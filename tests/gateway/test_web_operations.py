@@ -100,7 +100,14 @@ def test_every_copy_of_a_message_by_its_key(api: Api) -> None:
     assert [[*row[:3], row[4]] for row in binary["rows"]] == [["copies-a", 0, 1, None], ["copies-a", 1, 1, None]]
     cut = api.send("messages?key=%FF&limit=3", None, {}, method="GET")
     assert (len(cut["rows"]), cut["complete"]) == (3, False)
-    for query, status in (("", 400), ("key=a&limit=x", 400), ("key=a&key=b", 400), ("key=a&topic=none", 404)):
+    wrong = (
+        ("", 400),
+        ("key=a&limit=x", 400),
+        ("key=a&key=b", 400),
+        ("key=a&topic=none", 404),
+        ("key=a&topic=%FF", 400),
+    )
+    for query, status in (*wrong, ("key=a&%FF=%FF", 400)):
         with pytest.raises(ApiError) as caught:
             api.send(f"messages?{query}", None, {}, method="GET")
         assert caught.value.status == status

@@ -69,6 +69,7 @@ async def test_a_message_is_published_with_all_that_was_said_of_it() -> None:
         (InvalidArgument, {"routing_key": "q", "body": 5}),
         (InvalidArgument, {"routing_key": "q", "headers": {"a": 1 << 64}}),
         (InvalidArgument, {"mqtt_topic": "q", "headers": {"a": 1 << 64}}),
+        (InvalidArgument, {"exchange": "amq.fanout", "routing_key": "ü" * 128}),
         (BrokerError, {"exchange": "amq.rabbitmq.trace"}),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from core_log.files import MemoryFiles
 from routing.administration import administer
-from routing.errors import NotFound, NotImplementedYet
+from routing.errors import InvalidArgument, NotFound, NotImplementedYet
 from tests.routing.harness import Engine, engine
 
 STREAM = {"x-queue-type": "stream"}
@@ -16,6 +16,14 @@ STREAM = {"x-queue-type": "stream"}
 
 async def ask(running: Engine, operation: str, **arguments: Any) -> Any:
     return await administer(running.broker, "guest", operation, arguments)
+
+
+async def test_names_that_no_amqp_client_could_be_told_are_refused() -> None:
+    async with engine(MemoryFiles()) as running:
+        for operation in ("queues.add", "exchanges.add"):
+            await ask(running, operation, name="n" * 255)
+            with pytest.raises(InvalidArgument, match="has at most 255 bytes"):
+                await ask(running, operation, name="ü" * 128)
 
 
 async def test_a_stream_is_bound_like_a_queue() -> None:
