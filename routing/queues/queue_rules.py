@@ -117,6 +117,12 @@ class QueueRules:
         if self._timing is not None:
             self.look(self._host.now_ms())
 
+    @property
+    def is_late(self) -> bool:
+        """There is more that is due than was done at once, as after a start; `look` does a bite of it."""
+        due_ms = None if self._timing is None else self._timing.next_ms()
+        return due_ms is not None and due_ms <= self._host.now_ms() and not self._queue.deleted
+
     # --- alarms ------------------------------------------------------------------------
 
     def used(self) -> None:

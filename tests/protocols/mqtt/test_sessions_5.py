@@ -122,6 +122,30 @@ async def test_the_expiry_is_that_of_the_last_connect_or_disconnect(world: World
     assert not there
 
 
+@pytest.mark.parametrize("count", [1, 5000])
+async def test_mqtt_3_3_2_5_what_expired_while_the_broker_was_down_is_not_sent(count: int, clock: MockClock) -> None:
+    """However much that is, and however soon the client is back."""
+    files, now_ms = MemoryFiles(), 1_700_000_000_000
+    async with open_broker(files, wall_clock_ms=lambda: now_ms) as broker:
+        world = World(broker)
+        client, _ = await is_present(world, 600)
+        await client.send(subscribe_5(1, ("t", 1)))
+        client.lose()
+        publisher, _ = await opened(world, "p")
+        lives = [60] * count + [6000]
+        bodies = [(b"%d" % life_s, block(message_expiry=life_s)) for life_s in lives]
+        await publisher.send(
+            *(publish_5("t", body, rest, qos=1, packet_id=n) for n, (body, rest) in enumerate(bodies, 1))
+        )
+        await told(publisher, len(lives))
+        left = files.crash()
+    async with open_broker(left, wall_clock_ms=lambda: now_ms + 600_000) as broker:
+        client = World(broker).open()
+        await client.send(connect_5("s", block(session_expiry=600), flags=RESUME))
+        _, *got = await told(client, 2)
+        assert [delivery(one)[3] for one in got] == [b"6000"]
+
+
 @pytest.mark.parametrize("expiry_s", [0, 5])
 async def test_the_expiry_of_a_disconnect_that_is_not_durable_yet_is_known_to_the_next_connection(
     world: World, clock: MockClock, expiry_s: int
