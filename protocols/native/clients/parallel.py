@@ -88,8 +88,12 @@ async def process_in_parallel(
     `in_flight_max` records at most wait or are worked on. Never returns; raises what `handle` or the consumer raises.
     Cancel it to end.
 
-    Raises ValueError for a consumer that commits by itself.
+    Raises ValueError for a consumer that commits by itself, an order that is none, and where nobody would do anything.
     """
+    if order not in ("key", "partition", "none"):
+        raise ValueError(f"order is 'key', 'partition' or 'none', not {order!r}")
+    if workers < 1 or in_flight_max < 1:
+        raise ValueError(f"workers and in_flight_max are at least 1, not {workers} and {in_flight_max}")
     if consumer.commits_by_itself:
         raise ValueError("who works in parallel commits what is finished: no auto_commit_interval_ms")
     await consumer._run_in_trio(_Processor(consumer, handle, workers, order, in_flight_max, commit_interval_ms).run)

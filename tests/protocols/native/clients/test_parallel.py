@@ -75,6 +75,21 @@ async def _process(consumer: Consumer, handle: Callable[[ConsumerRecord], Any], 
     await process_in_parallel(consumer, handle, workers=4, order=order, in_flight_max=50, commit_interval_ms=20)
 
 
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"in_flight_max": 0}, {"order": "keys"}], ids=str)
+async def test_what_would_do_nothing_or_keep_no_order_is_refused(wrong: dict[str, Any]) -> None:
+    async def handle(record: ConsumerRecord) -> None:
+        """Does nothing."""
+
+    async with group_broker() as running:
+        await fill(running, "t", 1, 1)
+        async with member(running) as consumer:
+            with (
+                trio.fail_after(10),
+                pytest.raises(ValueError, match=f"^{'order' if 'order' in wrong else 'workers'} "),
+            ):
+                await process_in_parallel(consumer, handle, **wrong)
+
+
 async def test_only_what_is_finished_in_a_row_is_committed() -> None:
     async with group_broker() as running:
         await fill(running, "t", 1, 20)
