@@ -1,7 +1,8 @@
 """The metadata of a cluster: etcd's keys below a prefix, mirrored in memory, changed by transactions.
 
 1. The mirror follows one watch. It is begun at the revision behind the last one that was applied, with `hasleader`, and
-   begun anew wherever it ends. When etcd has compacted what it would need, everything is read and the difference is
+   begun anew wherever it ends. When etcd has compacted what it would need, or what it has at the last revision of
+   `clock` that was applied is another one, as it was put back meanwhile, everything is read and the difference is
    applied as one revision: what is gone first, the latest first, then what is there, the oldest first.
 2. Each second the key `clock`, which every change puts, is read from the member that is watched, by a read that a
    quorum answers. A watch that is behind it for longer than that, or a member that does not answer, is left for
@@ -35,6 +36,7 @@ from core_log.errors import BatchTooLarge, Conflict, MetadataLost, MetadataUnava
 from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
 from core_log.metadata.etcd_wire import EtcdError
+from core_log.metadata.histories import difference, is_before
 from core_log.metadata.joined_changes import JoinedChanges, Unanswered
 from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
 
@@ -355,7 +357,10 @@ class EtcdStore:
                 await self._awaited.wait()
 
     async def _watch(self) -> None:
-        """Follow one watch to its end; a return is for etcd having compacted what it would have to begin with."""
+        """Follow one watch to its end; a return is for etcd not having what it would have to begin with."""
+        if not await self._goes_on():
+            self._must_read = True
+            return
         member = self._watched_member = self._client.member
         headers = await self._client.headers() | wire.HAS_LEADER
         body = wire.watch(self._prefix, self.revision + 1)
@@ -371,6 +376,21 @@ class EtcdStore:
                     self._must_read = True
                     return
         raise Unreachable("the connection was closed", sent=True)
+
+    async def _goes_on(self) -> bool:
+        """Whether what etcd has is what is known here, and what came after that: it may have been put back."""
+        known = self._entries.get(CLOCK)
+        for revision in (0, known.mod_revision) if known is not None else ():
+            asked = wire.read_key(self._prefix + CLOCK, revision)
+            try:
+                page = wire.parse_page(await self._client.read(wire.RANGE, asked, _TIMEOUT_S))
+            except EtcdError as error:
+                if error.code != wire.OUT_OF_RANGE:
+                    raise
+                return False  # compacted, or not there yet
+            if page.entries and page.entries[0][1:] == known[1:]:
+                return True
+        return known is None
 
     async def _check(self) -> None:
         behind, checked = False, 0.0
@@ -393,7 +413,7 @@ class EtcdStore:
                 else:
                     self._leave(member)
                 continue
-            if page.revision < here or _is_before(page.entries, known):
+            if page.revision < here or is_before(page.entries, known):
                 logger.error("etcd is at revision %d and was at %d: it has lost something", page.revision, here)
                 self._must_read = True
                 self._leave(member)
@@ -455,36 +475,15 @@ class EtcdStore:
         self._read_anew += 1
         self.reads_anew = True
         try:
-            self._apply(revision, _difference(self._entries, found, revision))
+            self._apply(revision, difference(self._entries, found, revision))
         finally:
             self.reads_anew = False
-
-
-def _is_before(found: Sequence[MetadataEntry], known: MetadataEntry | None) -> bool:
-    """Whether `clock` is gone, or not as late as it was known to be: other keys may have moved the revision on."""
-    if known is None or not found or found[0].create_revision != known.create_revision:
-        return known is not None
-    revision, is_same = found[0].mod_revision, found[0].value == known.value
-    return revision < known.mod_revision or (revision == known.mod_revision and not is_same)
 
 
 def _is_repeatable(guards: Iterable[Guard], puts: Iterable[Put]) -> bool:
     """Whether a change cannot be made twice: see rule 3."""
     guarded = {guard.key for guard in guards if guard.mod_revision is not None}
     return guarded.issuperset(key for key, _ in puts)
-
-
-def _difference(
-    here: dict[bytes, MetadataEntry], there: dict[bytes, MetadataEntry], revision: int
-) -> list[MetadataEntry]:
-    """What makes `there` of `here`: see rule 1."""
-    gone = [
-        entry for key, entry in here.items() if key not in there or there[key].create_revision != entry.create_revision
-    ]
-    gone.sort(key=lambda entry: -entry.create_revision)
-    come = [entry for key, entry in there.items() if here.get(key) != entry]  # a revision may be there twice, put back
-    come.sort(key=lambda entry: entry.create_revision)
-    return [MetadataEntry(entry.key, None, revision, 0) for entry in gone] + come
 
 
 def _refusal(error: EtcdError) -> Exception:

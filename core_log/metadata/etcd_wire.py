@@ -29,7 +29,7 @@ HAS_LEADER = {"Grpc-Metadata-hasleader": "true"}
 OPERATIONS_MAX = 128
 """etcd's default of --max-txn-ops, for comparisons and for operations each."""
 
-DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE, UNAUTHENTICATED = 4, 5, 14, 16
+DEADLINE_EXCEEDED, NOT_FOUND, OUT_OF_RANGE, UNAVAILABLE, UNAUTHENTICATED = 4, 5, 11, 14, 16
 """Codes of gRPC."""
 _UNKNOWN = 2
 
@@ -158,9 +158,9 @@ def parse_txn(answer: Mapping[str, Any], guards: Sequence[Guard]) -> Txn:
         return Txn(False, _revision(answer), found)
 
 
-def read_key(key: bytes) -> dict[str, Any]:
-    """One key, as it is at the time of the answer."""
-    return {"key": _text(key)}
+def read_key(key: bytes, revision: int = 0) -> dict[str, Any]:
+    """One key, as it is at the time of the answer, or was at a revision."""
+    return {"key": _text(key)} | ({"revision": str(revision)} if revision else {})
 
 
 def read_page(first: bytes, end: bytes, limit: int, revision: int) -> dict[str, Any]:

@@ -299,6 +299,25 @@ async def test_a_backup_is_seen_though_its_revision_has_moved_on(since: str, aut
         await until(one, b"k", b"2" if since == "a change" else b"0", 10)
 
 
+async def test_a_backup_is_seen_though_more_has_been_put_since_than_before(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    one = store_of(model)
+    async with running(model, one):
+        revision = await one.change([], [(b"k", b"0")])
+        await one.change([], [(b"k", b"1")])
+        await one.change([], [(b"new", b"")])
+        one._client.transport.cut_off = True  # type: ignore[attr-defined]
+        model.notify()
+        await trio.sleep(1)
+        model.restore(revision)
+        for number in range(5):
+            model.txn(wire.txn([], [(PREFIX + b"other%d" % number, b""), (PREFIX + CLOCK, b"other.%d" % number)], 0))
+        one._client.transport.cut_off = False  # type: ignore[attr-defined]
+        await until(one, b"k", b"0", 10)
+        assert one.get(b"new") is None
+        assert one.get(b"other0") is not None
+
+
 @pytest.mark.parametrize("why", ["put back", "compacted"])
 async def test_reading_everything_may_take_longer_than_etcd_is_looked_at(why: str, autojump_clock: MockClock) -> None:
     model = EtcdModel()
