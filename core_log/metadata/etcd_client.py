@@ -3,7 +3,8 @@
 1. A request goes to the member that answered last. One that does not answer in time, has no leader or cannot be reached
    makes the next one the member in use.
 2. A request whose answer was lost may have been carried out: `Unreachable.sent` says so, and whoever asked decides.
-3. With a user there is a token, asked for when there is none and when etcd wants another.
+3. With a user there is a token, asked for when there is none and when etcd wants another: by one request for all, and
+   once a second where the password is refused, as etcd works long on each.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class EtcdClient:
         self._password = password
         self._attempt_timeout_s = attempt_timeout_s
         self._token: str | None = None
+        self._asking = trio.Lock()
+        self._refused: tuple[EtcdError, float] | None = None
+        """Why the password was refused last, and until when that is the answer."""
 
     @property
     def address(self) -> str:
@@ -78,7 +82,8 @@ class EtcdClient:
                 except EtcdError as error:
                     if not (self._user and error.wants_token):
                         raise
-                    self._token = None
+                    if headers.get("Authorization") == self._token:
+                        self._token = None
                     return await self.transport.call(member, path, body, await self.headers())
         except trio.TooSlowError:
             self.next_member(member)
@@ -99,9 +104,21 @@ class EtcdClient:
         if not self._user:
             return {}
         if self._token is None:
-            asked = wire.authenticate(self._user, self._password)
-            self._token = wire.parse_token(await self.transport.call(self.member, wire.AUTHENTICATE, asked, {}))
+            async with self._asking:
+                return {"Authorization": self._token or await self._ask_token()}
         return {"Authorization": self._token}
+
+    async def _ask_token(self) -> str:
+        if self._refused is not None and trio.current_time() < self._refused[1]:
+            raise EtcdError(self._refused[0].code, str(self._refused[0]))
+        asked = wire.authenticate(self._user, self._password)
+        try:
+            self._token = token = wire.parse_token(await self.transport.call(self.member, wire.AUTHENTICATE, asked, {}))
+        except EtcdError as error:
+            if not error.may_have_happened:
+                self._refused = error, trio.current_time() + _REFUSED_S
+            raise
+        return token
 
     def forget_token(self) -> None:
         """The next request asks for another."""
@@ -122,5 +139,6 @@ class EtcdClient:
             await trio.sleep(PAUSE_S)
 
 
+_REFUSED_S = 1.0
 PAUSE_S = 0.1
 """Between one attempt that failed and the next."""

@@ -166,6 +166,28 @@ async def test_a_user_and_tokens_that_end(autojump_clock: MockClock) -> None:
             await store_of(model, **wrong).run()
 
 
+async def test_a_password_that_is_another_one_now_is_not_tried_again_and_again(autojump_clock: MockClock) -> None:
+    model = EtcdModel(users={"m": "one"})
+    store = store_of(model, user="m", password="one")
+    async with running(model, store):
+        await store.change([], [(b"k", b"0")], lease=True)
+        model.users["m"] = "two"
+        model.tokens.clear()
+        store._watching.cancel()
+        del model.calls[:]
+        await trio.sleep(30)
+        assert 5 < model.calls.count(wire.AUTHENTICATE) <= 31
+        store._client._password = "two"
+        await until(store, b"k", b"0", 5)
+        await trio.sleep(2)
+        del model.calls[:]
+        model.tokens.clear()
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(store.change, [], [(b"k%d" % number, b"")])
+        assert model.calls.count(wire.AUTHENTICATE) == 1
+
+
 async def test_an_etcd_that_was_put_back_to_a_backup_is_believed(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
