@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ _READ_BYTES = 1 << 10
 _BODY_READ_BYTES = 64 << 10
 
 _LINGER_S = 2.0
+_ABSOLUTE = re.compile(r"https?://(?P<host>[^/?#]*)", re.IGNORECASE)
 
 Headers = list[tuple[str, str]]
 Page = tuple[HTTPStatus, Headers, bytes]
@@ -118,7 +120,11 @@ class Exchange:
         for name, value in event.headers:
             headers.setdefault(name.decode("ascii"), []).append(value.decode("latin-1"))
         self._announced_bytes = int(headers.get("content-length", ["0"])[0])
-        path, _, query = event.target.decode("latin-1").partition("?")
+        target = event.target.decode("latin-1")
+        absolute = _ABSOLUTE.match(target)
+        if absolute is not None:  # as to a proxy; it says which host is meant (RFC 9112 section 3.2.2)
+            headers["host"], target = [absolute["host"]], "/" + target[absolute.end() :].removeprefix("/")
+        path, _, query = target.partition("?")
         return Request(event.method.decode("ascii"), path, event.http_version.decode("ascii"), headers, query)
 
     def has_body(self) -> bool:
