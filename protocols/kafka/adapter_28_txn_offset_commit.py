@@ -36,5 +36,13 @@ async def txn_offset_commit(door: Door, call: Call, request: Entity) -> Entity:
         if offsets:
             await door.broker.offsets.commit_pending(group, request.producer_id, offsets, check)
     except ENGINE_ERRORS as error:
-        codes.update(dict.fromkeys(offsets, group_code_of(error)))
+        codes.update(dict.fromkeys(offsets, _code_of(error)))
     return told_of(request, codes)
+
+
+def _code_of(error: Exception) -> ErrorCode:
+    """No version of this request knows epochs of members: a producer that is told of one takes it for the end, and has
+    to be made anew, where another generation has it abort and go on.
+    """
+    code = group_code_of(error)
+    return ErrorCode.ILLEGAL_GENERATION if code == ErrorCode.STALE_MEMBER_EPOCH else code

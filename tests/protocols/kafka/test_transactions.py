@@ -26,6 +26,7 @@ from protocols.kafka.messages_transactions import (
 from routing.access.grants import Permission
 from routing.broker import Broker
 from tests.protocols.kafka.door import Peer, batch_of, fetching, kafka_broker, records_of
+from tests.protocols.kafka.test_consumer_groups import beat
 from tests.support.transactional import transactional
 
 
@@ -204,6 +205,16 @@ async def test_offsets_are_unstable_until_the_transaction_ends() -> None:
         assert await known(require_stable=True) == (-1, -1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         assert await one.end() == ErrorCode.NONE
         assert await known(require_stable=True) == (3, 10, 0)
+
+
+async def test_offsets_of_a_member_that_has_another_epoch_are_refused_as_those_of_another_generation() -> None:
+    """Java's producer aborts at that, and can go on; STALE_MEMBER_EPOCH would be its end."""
+    async with producing() as one:
+        assert (await beat(one.peer)).member_epoch == 1
+        assert await one.add_group("g") == ErrorCode.NONE
+        for epoch, code in ((7, ErrorCode.ILLEGAL_GENERATION), (1, ErrorCode.NONE)):
+            assert await one.commit_offset("g", "t", 5, member_id="a", generation_id=epoch) == code
+        assert await one.end() == ErrorCode.NONE
 
 
 async def test_the_latest_offset_of_who_reads_what_is_committed_is_the_stable_one() -> None:
