@@ -121,7 +121,7 @@ class Session(Settling):
             self.vhost.trace.published(self, slab, route)
         for history in route.histories:
             history.remember(slab)
-        if not route.homes and not route.topics:
+        if not route.homes and (mandatory or not route.topics) and route.leads_nowhere:
             if mandatory and not self.closed:
                 self.sink.returned(slab, "NO_ROUTE")
             return []
@@ -144,7 +144,7 @@ class Session(Settling):
         if route.histories and failed is None:
             for history in route.histories:
                 history.remember(slab)
-        if not route.homes and not route.topics:
+        if not route.homes and (mandatory or not route.topics) and route.leads_nowhere:
             if mandatory:
                 self.sink.returned(slab, "NO_ROUTE")
             return

@@ -145,26 +145,36 @@ Send = Callable[[int, str, tuple[str, ...], str, Slab], None]
 """To a broker, messages for a virtual host, with further routing keys that they are published with, or for the queue of
 this name alone.
 """
+Reaches = Callable[[int], bool]
+"""Whether there is a link to a broker."""
 
 
 class Elsewhere:
     """Another broker as a destination: to a route it is what a topic is. Nothing of it outlives the process."""
 
-    __slots__ = ("_broker", "_copies", "_queue", "_send", "_vhost", "name", "partitions")
+    __slots__ = ("_broker", "_copies", "_queue", "_reaches", "_send", "_vhost", "name", "partitions")
 
-    def __init__(self, broker: int, vhost: str, send: Send, copies: tuple[str, ...] = (), queue: str = "") -> None:
+    def __init__(
+        self, broker: int, vhost: str, send: Send, reaches: Reaches, copies: tuple[str, ...] = (), queue: str = ""
+    ) -> None:
         self.name = f"broker {broker}"
         self.partitions: tuple[TopicPartition, ...] = ()
         """There is no log."""
         self._broker = broker
         self._vhost = vhost
         self._send = send
+        self._reaches = reaches
         self._copies = copies
         self._queue = queue
 
     def with_copies(self, copies: Sequence[str]) -> Elsewhere:
         """The same for messages that go wherever `copies` lead as well."""
-        return self if self._queue else Elsewhere(self._broker, self._vhost, self._send, tuple(copies))
+        return self if self._queue else Elsewhere(self._broker, self._vhost, self._send, self._reaches, tuple(copies))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether there is a link; without one messages are lost."""
+        return self._reaches(self._broker)
 
     def require_room(self, slab: Slab) -> None:
         """It takes what this broker takes."""
@@ -186,11 +196,12 @@ class Elsewhere:
 class Others:
     """What other brokers want of a virtual host here."""
 
-    def __init__(self, vhost: VirtualHost, send: Send) -> None:
+    def __init__(self, vhost: VirtualHost, send: Send, reaches: Reaches) -> None:
         self.targets: dict[str, Elsewhere] = {}
         """The brokers that want anything, as destinations."""
         self._vhost = vhost
         self._send = send
+        self._reaches = reaches
         self._names: dict[str, dict[str, None]] = {}
         """Brokers that have a queue of a name."""
         self._queues: dict[str, Elsewhere] = {}
@@ -202,7 +213,7 @@ class Others:
         """A broker wants something more."""
         target = str(broker)
         if target not in self.targets:
-            self.targets[target] = Elsewhere(broker, self._vhost.name, self._send)
+            self.targets[target] = Elsewhere(broker, self._vhost.name, self._send, self._reaches)
         if not interest.exchange:
             self._names.setdefault(interest.pattern, {})[target] = None
             self._queues.pop(interest.pattern, None)
@@ -255,7 +266,7 @@ class Others:
         found = self._queues.get(name)
         if found is None and name in self._names:
             broker = int(min(self._names[name]))
-            found = self._queues[name] = Elsewhere(broker, self._vhost.name, self._send, queue=name)
+            found = self._queues[name] = Elsewhere(broker, self._vhost.name, self._send, self._reaches, queue=name)
         return found
 
     def named(self, keys: Sequence[str]) -> list[Destination]:

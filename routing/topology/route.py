@@ -106,6 +106,11 @@ class Route:
         for topic in self.topics:
             topic.require_room(slab)
 
+    @property
+    def leads_nowhere(self) -> bool:
+        """It has no destination, or none but brokers with which there is no link now."""
+        return not self.homes and not any(not isinstance(topic, Elsewhere) or topic.is_reached for topic in self.topics)
+
     def error(self) -> StorageUnavailable | None:
         """Why the route cannot take messages now, if a log it leads to refuses writes."""
         for home in self.durable_homes:

@@ -5,7 +5,8 @@
 2. Whoever binds or deletes such a queue waits until each broker that is registered has noted it, or for `settle_s`:
    then a message that is published anywhere afterwards reaches it, or is known to find nobody.
 3. Messages go with the turn in which they were published. A broker with which there is no link, or that has
-   `forward_bytes_max` waiting for it, gets none: these queues promise nothing, and what is lost is counted.
+   `forward_bytes_max` waiting for it, gets none: these queues promise nothing, and what is lost is counted. What is
+   mandatory, and wanted by nobody but brokers with which there is no link, is returned: it would be lost for certain.
 4. What has a name (`publishing/named.py`) goes with it, and comes to the queues here once, whoever sends it.
 """
 
@@ -102,7 +103,7 @@ class Interests:
 
     def vhost_made(self, vhost: VirtualHost) -> None:
         """A virtual host is there, or is there again."""
-        vhost.wanted, vhost.others = self._wanted, Others(vhost, self._send)
+        vhost.wanted, vhost.others = self._wanted, Others(vhost, self._send, self._reaches)
         for broker, interests in self._of.items():
             for interest in interests:
                 if interest.vhost == vhost.name:
@@ -267,6 +268,9 @@ class Interests:
         return vhost.others if vhost is not None else None
 
     # ---- messages
+
+    def _reaches(self, broker: int) -> bool:
+        return broker in self._links
 
     def _send(self, broker: int, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
         link = self._links.get(broker)

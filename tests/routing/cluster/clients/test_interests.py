@@ -250,6 +250,37 @@ async def test_a_new_link_is_told_everything_and_a_broker_that_is_gone_is_forgot
         assert both.interests[1].dropped_messages == 1
 
 
+@pytest.mark.parametrize("exchange", ["", "amq.direct"])
+async def test_what_is_mandatory_is_returned_while_nothing_but_a_broker_without_a_link_wants_it(exchange: str) -> None:
+    async with two() as both:
+        client = both.engines[2].client()
+        broker, owner = both.engines[2].broker, client.session.owner
+        queue = (await broker.declare_queue("", exclusive=True, owner=owner)).name
+        await broker.bind("queue", queue, "amq.direct", queue, owner=owner)
+        both.turn()
+        both.interests[1].lost(both.links[1])
+        publisher = both.engines[1].client()
+        to = {"exchange": exchange, "properties": TRANSIENT}
+        publisher.publish(queue, "lost", **to)
+        publisher.publish(queue, "told", mandatory=True, confirm=True, **to)
+        both.turn()
+        assert ("returned", ["told"], "NO_ROUTE") in publisher.events
+        assert [event[0] for event in publisher.events] == ["returned", "confirm"]
+        assert both.interests[1].dropped_messages == 1
+        publisher.session.begin()
+        publisher.publish(queue, "of a transaction", mandatory=True, **to)
+        await publisher.session.commit()
+        assert ("returned", ["of a transaction"], "NO_ROUTE") in publisher.events
+        await subscribed(both, 1, "amq.direct", queue)
+        publisher.events.clear()
+        publisher.publish(queue, "wanted here", mandatory=True, exchange="amq.direct", properties=TRANSIENT)
+        both.turn()
+        assert publisher.events == []
+        both.interests[1].linked(both.links[1])
+        publisher.publish(queue, "again", mandatory=True, **to)
+        assert publisher.events == []
+
+
 async def test_who_binds_waits_until_all_have_noted_it() -> None:
     async with two() as both:
         link = both.links[2]
