@@ -149,12 +149,12 @@ class ForwardingAdapter(EngineAdapter):
                 leader_epoch,
                 queue_id,
                 consumer.tag.encode("utf-8", NAMES),
-                consumer.no_ack,
+                consumer.no_ack and not attachment.settles,
                 consumer.exclusive,
                 consumer.priority,
                 attachment.granted,
                 attachment.granted_bytes,
-                b"",
+                wire.AT_MOST_ONCE if attachment.settles else b"",
             )
         )
 

@@ -210,6 +210,7 @@ class ServedAdapter(EngineAdapter):
                 priority=frame.priority,
                 messages=frame.messages,
                 size_bytes=frame.size_bytes,
+                at_most_once=frame.arguments == wire.AT_MOST_ONCE,
             )
         elif isinstance(frame, wire.Fetch):
             size_bytes = min(frame.size_bytes, self._config.read_bytes_max)

@@ -96,9 +96,15 @@ class Publish(Frame, tag=17):
     waiting: Annotated[list[WaitingEntry], Meta(max_length=ENTRIES_MAX)]
 
 
+AT_MOST_ONCE = b"at-most-once"
+"""Of a consumer that acknowledges nothing: what it has unsettled when the link is lost is done with. Its messages are
+settled as they are passed on; a version before this takes it for one that acknowledges.
+"""
+
+
 class Consume(Frame, tag=18):
-    """Attach consumer `number`. Without a queue id the log is a stream's, and `arguments` say where to begin (msgpack).
-    Credit counts from here on: messages and bytes it may have been sent, all in all.
+    """Attach consumer `number`. `arguments` are AT_MOST_ONCE or empty. Credit counts from here on: messages and bytes
+    it may have been sent, all in all.
     """
 
     request: Number

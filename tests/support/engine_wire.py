@@ -86,7 +86,8 @@ class Asking(_End):
         assert consumer is not None
         told: dict[str, Any] = {
             "tag": consumer.tag,
-            "no_ack": consumer.no_ack,
+            "no_ack": consumer.no_ack and not attachment.settles,
+            "at_most_once": attachment.settles,
             "exclusive": consumer.exclusive,
             "priority": consumer.priority,
             "messages": attachment.granted,

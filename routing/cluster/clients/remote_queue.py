@@ -8,6 +8,9 @@
 3. When the link is lost, or another broker leads, consumers attach again under other numbers, and their clients do not
    notice: what they still say of older deliveries finds no number and means nothing, those messages come again.
 4. Nobody is given anything before his `consume` was answered.
+5. To its leader a consumer that acknowledges nothing is one that does, at once, so that what has come for it and no
+   further is not lost when it cancels. Nothing that may have been passed on goes back when the link is lost
+   (`PeerConsumer.at_most_once`). An exclusive one's messages are its own anyway.
 """
 
 from __future__ import annotations
@@ -47,13 +50,15 @@ class Attachment:
 
     __slots__ = (
         "buffer", "consumer", "granted", "granted_bytes", "handed", "handed_bytes", "link", "number", "ready",
-        "unsettled",
+        "settles", "unsettled",
     )  # fmt: skip
 
     def __init__(self, number: int, link: EngineLink, consumer: Consumer | None) -> None:
         self.number = number
         self.link = link
         self.consumer = consumer
+        self.settles = consumer is not None and consumer.no_ack and not consumer.exclusive
+        """What it is given is settled as it is passed on: rule 5."""
         self.ready = False
         self.handed = self.handed_bytes = 0
         """What was passed on to the session, since it was attached."""
@@ -406,6 +411,9 @@ class RemoteQueue(Queue):
                 count -= some
             if not consumer.no_ack:
                 attachment.unsettled -= count  # what was received is settled by that
+            if attachment.settles:
+                ranges = [first_id + start, first_id + stop - 1]
+                attachment.link.settle(attachment.number, Outcome.ACK, ranges)
 
     # ---- messages back
 

@@ -70,10 +70,12 @@ class ServedLink(Protocol):
 class PeerConsumer(Consumer):
     """A consumer of another broker, which grants its credit: messages and bytes that it may have been sent in all."""
 
-    __slots__ = ("allowed", "allowed_bytes", "mean_bytes", "sent", "sent_bytes")
+    __slots__ = ("allowed", "allowed_bytes", "at_most_once", "mean_bytes", "sent", "sent_bytes")
 
-    def __init__(self, session: Session, queue: Queue, tag: str, **settings: Any) -> None:
+    def __init__(self, session: Session, queue: Queue, tag: str, *, at_most_once: bool, **settings: Any) -> None:
         super().__init__(session, queue, tag, prefetch=0, context=None, **settings)
+        self.at_most_once = at_most_once
+        """What it has unsettled when the link is lost may have been passed on, and does not come again."""
         self.allowed = self.allowed_bytes = self.sent = self.sent_bytes = 0
         self.mean_bytes = queue.partition.mean_bytes + 1
 

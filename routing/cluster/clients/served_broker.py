@@ -253,13 +253,16 @@ class ServedBroker:
         priority: int,
         messages: int,
         size_bytes: int,
+        at_most_once: bool,
     ) -> None:
         """Attach a consumer."""
         queue = self._queue(request, log, leader_epoch, queue_id)
         if queue is None:
             return
         session = self._session(number, queue)
-        consumer = PeerConsumer(session, queue, tag, no_ack=no_ack, exclusive=exclusive, priority=priority)
+        consumer = PeerConsumer(
+            session, queue, tag, no_ack=no_ack, exclusive=exclusive, priority=priority, at_most_once=at_most_once
+        )
         consumer.allowed, consumer.allowed_bytes = messages, size_bytes
         try:
             queue.attach(consumer, {})
@@ -447,6 +450,8 @@ class ServedBroker:
                 queue.detach(consumer)
                 if isinstance(queue, Queue):
                     queues[queue] = None
+                if session.unsettled and isinstance(consumer, PeerConsumer) and consumer.at_most_once:
+                    session.settle_up_to(0, Outcome.ACK)
             session.consumers.clear()
             session.close()
         self._sessions.clear()
