@@ -60,6 +60,8 @@ class Session(Settling):
         self.number = 0  # what the protocol calls it: the number of a channel
         self.on_overdue: Callable[[BrokerError], None] | None = None
         """Ends the session when it holds a delivery for too long; without it, it may."""
+        self.on_failed: Callable[[BrokerError], None] | None = None
+        """Ends the session, in a turn of its own, when its sink has failed; without it, it gets no more."""
         self.impatient = False  # it has, or had, a consumer with a limit of its own for that
         self.consumers: dict[Consumer, None] = {}
         self.first_resumed = 0  # which of them was the first that `resume` has looked at
@@ -313,9 +315,16 @@ class Session(Settling):
             self._sink_failed()
 
     def _sink_failed(self) -> None:
-        """A sink that raises is a bug: it gets no more, and the turn, which is everybody's, goes on."""
+        """A sink that raises is a bug: it gets no more, and the turn, which is everybody's, goes on. Then it is ended,
+        which gives back what it has.
+        """
         logger.exception("deliveries to a %s session stop", self.protocol)
         self.paused = True
+        self.broker.timers.at(trio.current_time(), self._failed)
+
+    def _failed(self) -> None:
+        if self.on_failed is not None:
+            self.on_failed(BrokerError("messages could not be delivered"))
 
     def pass_on(self, consumer: Consumer, slab: Slab) -> None:
         """Called by a route: give a whole slab to a consumer who gives nothing back, past its empty queue."""
@@ -399,4 +408,5 @@ class Session(Settling):
         self.broker.session_ended(self)
         for queue in queues:
             self.broker.consumer_gone(queue)
-        self.sink, self.owner, self._each_sink, self.on_overdue = NOBODY, None, None, None
+        self.sink, self.owner, self._each_sink = NOBODY, None, None
+        self.on_overdue = self.on_failed = None

@@ -125,7 +125,7 @@ class Channel:
         self._joined_bytes_max = min(SEPARATE_BYTES_MIN - 1, link.frame_bytes_max - 8)
         self.session = link.broker.session(self, protocol="amqp", owner=link, vhost=link.vhost)
         self.session.number = number
-        self.session.on_overdue = partial(link.end_channel, number)
+        self.session.on_overdue = self.session.on_failed = partial(link.end_channel, number)
 
     def consumed(self) -> list[Queue | Stream]:
         """What it has consumers of."""

@@ -217,6 +217,9 @@ class MqttAdapter:
     def _ended_by_operator(self, reason: str) -> None:
         self.end(reason, code=ReasonCode.ADMINISTRATIVE_ACTION)
 
+    def _deliveries_failed(self, error: BrokerError) -> None:
+        self.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
+
     # Control packets.
 
     async def _control(self, event: Event) -> None:
@@ -296,6 +299,7 @@ class MqttAdapter:
         self._keep_alive_s = (told.server_keep_alive_s or connect.keep_alive_s) * KEEP_ALIVE_FACTOR
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
         session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
+        session.on_failed = self._deliveries_failed
         subscriptions = Subscriptions()
         inflight_max = config.bridge_inflight_messages_max if connect.is_bridge else connect.receive_maximum
         self.inflight = Inflight(self, session, lasting, min(config.inflight_messages_max, inflight_max))

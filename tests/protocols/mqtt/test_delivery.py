@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from protocols.mqtt.config import MqttConfig
 from routing.errors import BrokerError, LimitExceeded
 from routing.message import Properties, Slab
 from routing.session import Consumer
 from tests.protocols.mqtt.conftest import World
-from tests.protocols.mqtt.wire import puback, publish, subscribe
+from tests.protocols.mqtt.wire import connect, puback, publish, subscribe
 
 
 class Sink:
@@ -243,3 +244,23 @@ async def test_settled_by_the_subscriber_means_gone_from_the_queue(world: World)
     assert queue.outstanding == 100
     await subscriber.acknowledge(*range(1, 61))
     assert queue.outstanding == 40
+
+
+async def test_who_could_not_be_delivered_to_is_disconnected_and_gets_it_when_he_is_back(world: World) -> None:
+    client = await world.client("c", clean=False)
+    await client.subscribe(("t", 1))
+
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    client.adapter.deliver = fail  # type: ignore[method-assign]
+    other = await world.client("other")
+    await other.send(publish("t", b"1", qos=1, packet_id=7))
+    with trio.fail_after(5):
+        while not client.closed:
+            await world.next_turn()
+    client.lose()
+    again = world.open()
+    await again.send(connect("c", clean=False))
+    got = again.take()
+    assert got == b"\x20\x02\x01\0" + publish("t", b"1", qos=1, packet_id=got[-2], dup=True)
