@@ -28,7 +28,8 @@ async def txn_offset_commit(door: Door, call: Call, request: Entity) -> Entity:
         except ENGINE_ERRORS as error:
             raise check_code_of(error, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) from None
         if call.version >= _MEMBERS_SINCE:
-            groups.check_member(group, request.member_id, request.group_instance_id, request.generation_id)
+            member, instance, generation = request.member_id, request.group_instance_id, request.generation_id
+            groups.check_member(group, member, instance, generation, offsets.keys())
 
     try:
         require_id(door, name)

@@ -97,7 +97,8 @@ async def _commit_transaction_offsets(
             )
         except ENGINE_ERRORS as error:
             raise _not_yet(error) from None
-        broker.groups.check_member(group, request.member_id, request.instance_id, request.generation)
+        member, instance, generation = request.member_id, request.instance_id, request.generation
+        broker.groups.check_member(group, member, instance, generation, offsets.keys())
 
     broker.groups.check_member(group, "", None, -1)
     await broker.offsets.commit_pending(group, request.producer_id, offsets, check)

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -332,14 +332,21 @@ class Coordinator:
             raise IllegalGeneration(f"group '{group}' has no members")
         await self._offsets.commit(group, offsets)
 
-    def check_member(self, group: str, member_id: str, instance_id: str | None, generation: int) -> None:
-        """Whether who commits offsets in a transaction may; who says of no member that it is one may always. Raises
-        GroupError.
+    def check_member(
+        self,
+        group: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        partitions: Collection[Partition] = (),
+    ) -> None:
+        """Whether who commits offsets of these in a transaction may; who says of no member that it is one may always.
+        Raises GroupError.
         """
         self._require_here(group)
         found = self.groups.get(group)
         if found is not None and (member_id or generation >= 0):
-            found.check_commit(member_id, instance_id, generation)
+            found.check_commit(member_id, instance_id, generation, partitions)
         elif generation >= 0:
             raise UnknownMember(f"group '{group}' has no members")
 

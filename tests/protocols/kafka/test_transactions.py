@@ -217,6 +217,20 @@ async def test_offsets_of_a_member_that_has_another_epoch_are_refused_as_those_o
         assert await one.end() == ErrorCode.NONE
 
 
+async def test_offsets_sent_with_the_epoch_before_count_for_what_the_member_has_had_all_the_while() -> None:
+    async with producing() as one:
+        assert (await beat(one.peer)).member_epoch == 1
+        for name in "uv":
+            await one.peer.broker.create_topic(name, partitions=1, config={})
+        held = [Entity(topic_id=one.peer.broker.topology.topics["t"].id, partitions=[0])]
+        said = {"subscribed_topic_names": ["t", "u"], "topic_partitions": held}
+        found = await beat(one.peer, epoch=1, rebalance_timeout_ms=1000, **said)
+        assert (found.error_code, found.member_epoch) == (0, 2)
+        assert await one.add_group("g") == ErrorCode.NONE
+        for name, code in (("v", ErrorCode.ILLEGAL_GENERATION), ("t", ErrorCode.NONE)):
+            assert await one.commit_offset("g", name, 5, member_id="a", generation_id=1) == code
+
+
 async def test_the_latest_offset_of_who_reads_what_is_committed_is_the_stable_one() -> None:
     async with producing() as one:
         await one.add(("t", 0))
