@@ -61,6 +61,18 @@ class Moment(click.ParamType[int]):
         return found
 
 
+class Name(click.ParamType[str]):
+    """Of a topic or a group."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Raises BadParameter."""
+        if not value:
+            self.fail("no name is empty", param, ctx)
+        return str(value)
+
+
 PAGE_ROWS = 1000
 """A list comes in pages of so many rows."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import NUMBER, OFFSET_MAX, list_all, show, with_client, with_json
+from gateway.client_cli import NUMBER, OFFSET_MAX, Name, list_all, show, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -56,7 +56,7 @@ def remove(client: BlockingClient, broker: int) -> None:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=Name())
 @click.argument("partition", type=NUMBER)
 @click.argument("brokers")
 @_wait
@@ -116,7 +116,7 @@ def moving(client: BlockingClient, as_json: bool) -> None:
 
 
 @click.command(name="unclean-elections")
-@click.argument("topic")
+@click.argument("topic", type=Name())
 @click.argument("allowed", type=click.Choice(["on", "off"]))
 @with_client
 def unclean_elections(client: BlockingClient, topic: str, allowed: str) -> None:

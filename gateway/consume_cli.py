@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import COUNT, DISTANCE, NUMBER, TIMEOUT_S, Terms, output_bytes, with_terms
+from gateway.client_cli import COUNT, DISTANCE, NUMBER, TIMEOUT_S, Name, Terms, output_bytes, with_terms
 from gateway.stored_records import data_option, print_stored, require_offline
 
 if TYPE_CHECKING:
@@ -84,8 +84,12 @@ class _Format:
 
 
 @click.command()
-@click.argument("topics", nargs=-1, required=True)
-@click.option("--group", help="Be a member of this group, which divides the topics and keeps how far it has come.")
+@click.argument("topics", type=Name(), nargs=-1, required=True)
+@click.option(
+    "--group",
+    type=Name(),
+    help="Be a member of this group, which divides the topics and keeps how far it has come.",
+)
 @click.option("--from-beginning", is_flag=True, help="Begin at the first record, where the group has not come yet.")
 @click.option("--offset", type=DISTANCE, metavar="N", help="Begin at this offset; below 0: so many before the end.")
 @click.option("--partition", type=NUMBER, help="Read only this one.")

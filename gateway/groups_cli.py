@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core_log.wall_clock import wall_clock_ms
-from gateway.client_cli import DISTANCE, OFFSET, Ago, Moment, show, show_fields, with_client, with_json
+from gateway.client_cli import DISTANCE, OFFSET, Ago, Moment, Name, show, show_fields, with_client, with_json
 from gateway.described import described_group
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def list_groups(client: BlockingClient, as_json: bool) -> None:
 
 
 @groups.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @with_json
 @with_client
 def describe(client: BlockingClient, name: str, as_json: bool) -> None:
@@ -58,7 +58,7 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
 
 
 @groups.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @with_client
 def delete(client: BlockingClient, name: str) -> None:
     """Forget group NAME, and how far it has come. It must have no members."""
@@ -66,7 +66,7 @@ def delete(client: BlockingClient, name: str) -> None:
 
 
 @groups.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.option("--to-earliest", is_flag=True, help="To the first record there is.")
 @click.option("--to-latest", is_flag=True, help="Behind the last record.")
 @click.option(
@@ -75,7 +75,9 @@ def delete(client: BlockingClient, name: str) -> None:
 @click.option("--ago", type=Ago(), metavar="SECONDS", help="The same, so long before now.")
 @click.option("--to-offset", type=OFFSET, metavar="N")
 @click.option("--shift-by", type=DISTANCE, metavar="N", help="So many records further, or back if below 0.")
-@click.option("--topic", "topics", metavar="TOPIC[:0,1]", multiple=True, help="Default: wherever the group has come.")
+@click.option(
+    "--topic", "topics", type=Name(), metavar="TOPIC[:0,1]", multiple=True, help="Default: wherever the group has come."
+)
 @click.option("--dry-run", is_flag=True, help="Change nothing, print what would be.")
 @with_json
 @with_client

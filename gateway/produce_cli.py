@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import click
 
-from gateway.client_cli import NUMBER, TIMEOUT_S, Terms, input_bytes, with_terms
+from gateway.client_cli import NUMBER, TIMEOUT_S, Name, Terms, input_bytes, with_terms
 
 _READ_BYTES = 1 << 16
 _ACKS: dict[str, Literal[-1, 0, 1]] = {"all": -1, "1": 1, "0": 0}
@@ -54,7 +54,10 @@ def _of_json(line: bytes) -> _Line:
     if "value" not in fields and "value_base64" not in fields:
         raise ValueError("it has neither 'value' nor 'value_base64'; null is a tombstone")
     headers = [(_name(one), _bytes(one, "value")) for one in fields.get("headers") or ()]
-    return _Line(_bytes(fields, "value"), _bytes(fields, "key"), headers or None, None, fields.get("timestamp_ms"))
+    timestamp_ms = fields.get("timestamp_ms")
+    if isinstance(timestamp_ms, bool):
+        raise ValueError(f"a timestamp is in ms since 1970, not {json.dumps(timestamp_ms)}")
+    return _Line(_bytes(fields, "value"), _bytes(fields, "key"), headers or None, None, timestamp_ms)
 
 
 def _name(header: Any) -> str:
@@ -113,7 +116,7 @@ def _headers(pairs: tuple[str, ...]) -> list[tuple[str, bytes | None]]:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=Name())
 @click.option("--key-separator", metavar="TEXT", help="What stands before this in a line is the record's key.")
 @click.option("--header", "pairs", metavar="NAME=VALUE", multiple=True, help="Of every record; several may be given.")
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True, help="When a record is safe.")

@@ -13,6 +13,7 @@ from gateway.client_cli import (
     COUNT,
     NUMBER,
     OFFSET,
+    Name,
     Terms,
     client_of,
     list_all,
@@ -46,7 +47,7 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.option("--partitions", type=COUNT, default=1, show_default=True)
 @click.option("--config", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting; may be given several times.")
 @with_client
@@ -56,7 +57,7 @@ def create(client: BlockingClient, name: str, partitions: int, pairs: tuple[str,
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.option("--partitions", type=COUNT, help="How many it is to have: never fewer.")
 @click.option("--config", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting; may be given several times.")
 @click.option("--unset", metavar="NAME", multiple=True, help="A setting to be the default again; likewise.")
@@ -77,7 +78,7 @@ def alter(
 
 
 @topics.command(name="delete-records")
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.option("--partition", type=NUMBER, help="Of this partition; without it of all, with --all.")
 @click.option("--before", type=OFFSET, metavar="OFFSET", help="What lies before this offset.")
 @click.option("--all", "everything", is_flag=True, help="Everything that is committed now.")
@@ -100,7 +101,7 @@ def delete_records(
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.option("--exchange", required=True, help="The exchange to copy from, such as amq.topic.")
 @click.option("--key", required=True, help="The binding key: a pattern, for an exchange of type topic.")
 @with_client
@@ -137,7 +138,7 @@ def readers(client: BlockingClient, as_json: bool) -> None:
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.option("--settings", "all_settings", is_flag=True, help="All settings, and who has said so, instead.")
 @with_json
 @with_client
@@ -161,7 +162,7 @@ def describe(client: BlockingClient, name: str, all_settings: bool, as_json: boo
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @click.option("--key", required=True, help="The whole key, as text.")
 @click.option("--partition", type=NUMBER, help="Look only there.")
 @click.option("--limit", type=COUNT, default=1000, show_default=True, metavar="N", help="Print the first so many.")
@@ -180,7 +181,7 @@ def find(client: BlockingClient, name: str, key: str, partition: int | None, lim
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", type=Name())
 @with_client
 def delete(client: BlockingClient, name: str) -> None:
     """Delete topic NAME and all its records."""

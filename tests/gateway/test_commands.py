@@ -429,6 +429,20 @@ def test_arguments_that_are_no_json(millrace: Commands) -> None:
     assert "'[1]' is no JSON object" in done.stderr
 
 
+NAMELESS = [
+    ("topics", "create", ""), ("topics", "describe", ""), ("topics", "delete", ""), ("produce", ""), ("consume", ""),
+    ("consume", "t", "--group", ""), ("groups", "describe", ""), ("groups", "delete", ""),
+    ("groups", "reset-offsets", "g", "--topic", "", "--to-latest"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", NAMELESS, ids=" ".join)
+def test_no_name_is_empty(millrace: Commands, arguments: tuple[str, ...]) -> None:
+    done = millrace.run(*arguments, text="x\n")
+    assert done.exit_code == 2
+    assert "no name is empty" in done.stderr
+
+
 def test_arguments_that_are_no_text(millrace: Commands) -> None:
     for arguments in (("queues", "add", "bad\udcff"), ("messages", "publish", "\udcff", "--key", "nobody")):
         done = millrace.run(*arguments)

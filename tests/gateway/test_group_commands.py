@@ -161,6 +161,8 @@ def test_wrong_lines_and_arguments(millrace: Commands) -> None:
     assert "a header is a JSON" in wrong("produce", "x", "--json", text='{"value": "a", "headers": ["b"]}\n', code=1)
     late = '{"value": null}\n{"value": null, "timestamp_ms": -5}\n{"value": null}\n'
     assert "line 2: a timestamp is" in wrong("produce", "x", "--json", text=late, code=1)
+    no_time = '{"value": null, "timestamp_ms": true}\n'
+    assert "line 1: a timestamp is in ms since 1970, not true" in wrong("produce", "x", "--json", text=no_time, code=1)
     assert "is not NAME=VALUE" in wrong("produce", "x", "--header", "x")
     assert "%z means nothing" in wrong("consume", "x", "--format", "%z")
     assert "a group has its own offsets" in wrong("consume", "x", "--group", "g", "--offset", "3")
