@@ -1,5 +1,6 @@
 """Deliveries that are held for too long, where a queue or a consumer has a limit for that (`x-consumer-timeout`; of
-both the lower counts): by a consumer, or after it was cancelled, or by who got them one by one.
+both the lower counts): by a consumer, or after it was cancelled, or by who got them one by one. What is settled in a
+transaction is held until that is committed.
 
 By default there is none: a job may take days. Deliveries carry no time; instead it is noted now and then how far each
 session has come with its ids, which tells the age of the oldest that is not settled to within one interval.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -67,9 +69,10 @@ class ConsumerTimeouts:
 def _oldest(session: Session, limits: Mapping[Any, int]) -> dict[int, int]:
     """By each limit in ms that a session has to keep, the oldest delivery that it is for."""
     oldest: dict[int, int] = {}
-    for entry in session.unsettled:
+    taken = session.transaction.taken if session.transaction is not None else ()
+    for entry in chain(session.unsettled, (entry for entry, _ in taken)):
         of_queue, of_consumer = limits.get(entry.queue, 0), entry.consumer.timeout_ms if entry.consumer else 0
         limit_ms = min(of_queue, of_consumer) or max(of_queue, of_consumer)
         if limit_ms:
-            oldest.setdefault(limit_ms, entry.first)
+            oldest[limit_ms] = min(oldest.get(limit_ms, entry.first), entry.first)
     return oldest

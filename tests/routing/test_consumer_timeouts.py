@@ -105,6 +105,30 @@ async def test_a_consumers_limit_is_for_what_it_was_given(clock: MockClock) -> N
                 await client.consume("q", arguments={"x-consumer-timeout": wrong})
 
 
+async def test_what_is_settled_in_a_transaction_is_held_until_that_is_committed(clock: MockClock) -> None:
+    async with engine(MemoryFiles(), housekeeping_interval_ms=1000) as running:
+        await running.queue("q", durable=False, arguments={"x-consumer-timeout": 10_000})
+        client, ended = running.client(), list[BrokerError]()
+        client.session.on_overdue = ended.append
+        await client.consume("q")
+        client.session.begin()
+        for number in (1, 2):
+            client.publish("q", number)
+            await client.session.commit()
+            assert client.take_bodies() == [str(number)]
+            client.ack(number)
+            await seconds(clock, 8)
+            await client.session.commit()
+        await seconds(clock, 20)
+        assert not ended
+        client.publish("q", 3)
+        await client.session.commit()
+        assert client.take_bodies() == ["3"]
+        client.ack(3)
+        await seconds(clock, 12)
+        assert "used: 10000 ms" in str(ended[0])
+
+
 async def test_what_no_limit_is_for_may_be_held_for_ever_and_costs_nothing(clock: MockClock) -> None:
     async with engine(MemoryFiles(), housekeeping_interval_ms=1000) as running:
         await running.queue("job", durable=False)
