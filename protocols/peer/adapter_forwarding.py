@@ -19,9 +19,9 @@ from protocols.peer.wire_places import Fenced, Numbered, NumberedEntry, Placed
 from protocols.peer.wire_transactions import TransactionFrame
 from protocols.sansio import Outbox
 from routing import errors
+from routing.cluster.clients.attachment import Attachment
 from routing.cluster.clients.engine import Engine
 from routing.cluster.clients.leader_questions import Answer, LogPart, NotLed
-from routing.cluster.clients.remote_queue import Attachment
 from routing.cluster.clients.streams import Kept, Slabs
 from routing.queues.publish_numbers import pack_numbers
 from routing.unsettled import Outcome

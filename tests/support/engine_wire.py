@@ -15,8 +15,8 @@ from routing.message import Slab
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+    from routing.cluster.clients.attachment import Attachment
     from routing.cluster.clients.leader_questions import Answer
-    from routing.cluster.clients.remote_queue import Attachment
     from routing.unsettled import Outcome
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from routing.cluster.clients.attachment import unseen
 from routing.cluster.clients.latest_connections import LatestConnections
 from routing.cluster.clients.leader_questions import NO_SUCH_QUEUE, Answer, LeaderQuestions, LinkLost, Send
 from routing.cluster.clients.remote_home import RemoteHome
 from routing.cluster.clients.remote_log import LogLeaders, RemoteLog
-from routing.cluster.clients.remote_queue import unseen
 from routing.cluster.clients.remote_topic import RemoteTopicPartition
 from routing.cluster.clients.streams import Kept, Stream
 from routing.cluster.metadata.log_names import HOME, number_of, transient_of
@@ -29,7 +29,8 @@ from routing.unsettled import Outcome
 
 if TYPE_CHECKING:
     from core_log.log_config import LogConfig
-    from routing.cluster.clients.remote_queue import Attachment, RemoteQueue
+    from routing.cluster.clients.attachment import Attachment
+    from routing.cluster.clients.remote_queue import RemoteQueue
     from routing.cluster.cluster import Cluster
     from routing.consumer import Consumer
 

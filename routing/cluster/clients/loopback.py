@@ -10,9 +10,9 @@ from routing.message import Slab
 from routing.unsettled import Outcome
 
 if TYPE_CHECKING:
+    from routing.cluster.clients.attachment import Attachment
     from routing.cluster.clients.forwarding import Forwarding
     from routing.cluster.clients.leader_questions import Answer
-    from routing.cluster.clients.remote_queue import Attachment
     from routing.cluster.clients.serving import Serving
 
 

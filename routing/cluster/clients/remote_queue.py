@@ -15,11 +15,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
+from routing.cluster.clients.attachment import ID_MASK, NUMBER_SHIFT, Attachment, unseen
 from routing.cluster.clients.places import Places
 from routing.errors import BrokerError, LedHere, NotFound, NotImplementedYet, StorageUnavailable
 from routing.message import Slab
@@ -38,58 +38,6 @@ if TYPE_CHECKING:
     from routing.queues.homes.home import Declared
     from routing.queues.homes.queue_partition import QueuePartition
     from routing.queues.host import QueueHost
-
-WINDOW_MESSAGES = 4096
-WINDOW_BYTES = 1 << 20
-NUMBER_SHIFT = 40
-ID_MASK = (1 << NUMBER_SHIFT) - 1
-
-
-class Attachment:
-    """A consumer, or who gets single messages, as the leader knows it."""
-
-    __slots__ = (
-        "buffer", "consumer", "granted", "granted_bytes", "handed", "handed_bytes", "link", "number", "ready",
-        "settles", "unsettled",
-    )  # fmt: skip
-
-    def __init__(self, number: int, link: EngineLink, consumer: Consumer | None) -> None:
-        self.number = number
-        self.link = link
-        self.consumer = consumer
-        self.settles = consumer is not None and consumer.no_ack and not consumer.exclusive
-        """What it is given is settled as it is passed on: rule 5."""
-        self.ready = False
-        self.handed = self.handed_bytes = 0
-        """What was passed on to the session, since it was attached."""
-        self.granted = self.granted_bytes = 0
-        """What the leader may have sent by now."""
-        self.unsettled = 0
-        self.buffer: deque[tuple[int, Slab, int, bool]] = deque()
-        """First id, slab, where in it to go on, redelivered."""
-
-    def more(self) -> bool:
-        """Raise what is granted to what the session can take; whether it rose by enough to say so."""
-        consumer = self.consumer
-        assert consumer is not None
-        credit = min(max(consumer.credit(), 0), WINDOW_MESSAGES)
-        limit = consumer.session.prefetch
-        if limit and len(consumer.session.consumers) > 1:
-            credit = min(credit, max(1, credit // len(consumer.session.consumers)))
-        messages, size_bytes = self.handed + credit, self.handed_bytes + WINDOW_BYTES
-        few = consumer.no_ack or not (consumer.prefetch or limit)
-        rise = messages - self.granted
-        if rise < (WINDOW_MESSAGES // 2 if few else 1) and size_bytes - self.granted_bytes < WINDOW_BYTES // 2:
-            return False
-        self.granted = max(self.granted, messages)
-        self.granted_bytes = size_bytes
-        return True
-
-
-def unseen(link: EngineLink, number: int, first_id: int, count: int, redelivered: bool) -> None:
-    """Nobody was given these deliveries."""
-    outcome = Outcome.UNSEEN_AGAIN if redelivered else Outcome.UNSEEN
-    link.settle(number, outcome, [first_id, first_id + count - 1])
 
 
 class _RemoteRules(QueueRules):
@@ -297,9 +245,8 @@ class RemoteQueue(Queue):
             return
         self._forwarding.flush(attachment.link)
         attachment.link.cancel(attachment.number)
-        for first_id, slab, start, redelivered in attachment.buffer:
+        for first_id, slab, start, redelivered in attachment.left(self._places):
             unseen(attachment.link, attachment.number, first_id + start, len(slab.bodies) - start, redelivered)
-        attachment.buffer.clear()
         attachment.consumer = None
         if not attachment.unsettled:
             self._drop(attachment)
@@ -319,6 +266,7 @@ class RemoteQueue(Queue):
         if attachment is None:
             return
         self._drop(attachment)
+        attachment.left(self._places)
         consumer = attachment.consumer
         if consumer is None or self._by_consumer.get(consumer) is not attachment:
             return
@@ -369,6 +317,8 @@ class RemoteQueue(Queue):
         """Messages have come."""
         attachment = self._attachments.get(number)
         if attachment is None or attachment.consumer is None:
+            place = number << NUMBER_SHIFT | first_id
+            self._places.settle(range(place, place + len(slab.bodies)))
             unseen(link, number, first_id, len(slab.bodies), redelivered)
             return
         attachment.buffer.append((first_id, slab, 0, redelivered))
