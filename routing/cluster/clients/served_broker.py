@@ -426,8 +426,8 @@ class ServedBroker:
         finally:
             self._getting.remove(number)
         self._next_id = max(self._next_id, session.next_id)
+        self.link.answer(request, Answer(NotLed()) if session.closed else answer)  # it is asked again
         if not session.closed:
-            self.link.answer(request, answer)
             self._alone.add(number)
             self._end_if_idle(number)
         self._broker.end_turn()

@@ -75,6 +75,40 @@ async def test_who_waits_for_the_disk_is_answered_though_another_one_is_done_mea
         assert [bytes(got.slab.bodies[got.index]) for got in found if got is not None] == [b"second"]
 
 
+async def test_who_waits_is_answered_though_all_that_it_had_was_taken_back_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the client whose queue it is connects anew."""
+    async with town_of(1, 2, leader=1) as town:
+        leader, client = town.nodes[1], Client(town.nodes[2])
+        await leader.broker.declare_queue("q", durable=True)
+        Client(leader).publish(b"first", b"second")
+        assert await client.get()
+        asked, ended = trio.Event(), trio.Event()
+        get = Session.get
+
+        async def slow(self: Session, queue_name: str, *, no_ack: bool) -> Got | None:
+            if self.broker is leader.broker:
+                asked.set()
+                await ended.wait()
+            return await get(self, queue_name, no_ack=no_ack)
+
+        monkeypatch.setattr(Session, "get", slow)
+        found: list[tuple[bytes, int] | None] = []
+
+        async def wait() -> None:
+            found.append(await client.get())
+
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await asked.wait()
+                queue = leader.broker.topology.queues["q"]
+                await leader.engine.elsewhere.begin_here(f"home-{queue.partition.index}", queue.id)
+                ended.set()
+        assert [got and got[0] for got in found] == [b"first"], "it came back"
+
+
 @pytest.mark.parametrize("no_ack", [True, False])
 async def test_queues_of_one_name_in_two_virtual_hosts_are_two(no_ack: bool) -> None:
     async with town_of(1, 2, leader=1) as town:
