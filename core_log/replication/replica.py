@@ -10,6 +10,7 @@
 6. A state from before may count somebody as in sync who is not any more. Who has known a later one (`lost_state`) takes
    no role by it, until somebody who was in sync then has put that again, in an epoch `BEYOND_EPOCHS` further: the next
    ones may be given out twice, and are not to be taken for the same. Of two that know another, the later epoch wins.
+   So does who has no log yet: whoever begins one is told of the latest state (`Elections.lost`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,10 @@ import msgspec
 from core_log.replication.follower import Follower
 from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
-from core_log.replication.state import LogState
+from core_log.replication.state import BEYOND_EPOCHS, LogState, is_later
 
 if TYPE_CHECKING:
     from core_log.replica_log import ReplicaLog
-
-
-BEYOND_EPOCHS = 1000
-"""Rules 5 and 6."""
 
 
 class Replica:
@@ -54,9 +51,10 @@ class Replica:
 
     def on_state(self, state: LogState, revision: int, now_s: float, *, put_back: bool = False) -> None:
         """The log's key as it was at `revision`. With `put_back` it may be one from before: rule 6."""
-        if put_back and self._is_later_than(state, revision):
+        known = self.state
+        if put_back and known is not None and is_later(known, self.revision, state, revision):
             self.role = None
-            self.lost_state = self.lost_state or self.state
+            self.lost_state = self.lost_state or known
         elif revision < self.revision or (revision == self.revision and not put_back):
             return
         self.state, self.revision = state, revision
@@ -65,15 +63,6 @@ class Replica:
         if (self.me, self.broker_epoch) in state.isr:
             self.lost = False
         self.assume(now_s)
-
-    def _is_later_than(self, state: LogState, revision: int) -> bool:
-        """Whether what is known here was put after a state, which may itself have been put since others were lost."""
-        known = self.state
-        if known is None or revision < self.revision:
-            return known is not None
-        if known.leader_epoch == state.leader_epoch and None not in (known.leader, state.leader):
-            return (known.leader, known.leader_broker_epoch) != (state.leader, state.leader_broker_epoch)
-        return known.leader_epoch > state.leader_epoch
 
     def assume(self, now_s: float) -> None:
         """Take the role that the metadata says, unless the log is being cut: then call this again."""

@@ -116,6 +116,21 @@ def decode(value: bytes) -> LogState:
     return msgspec.msgpack.decode(value, type=LogState)
 
 
+BEYOND_EPOCHS = 1000
+"""How much further the leader epoch is that follows one which the metadata have lost: see `replica.py`."""
+
+
+def is_later(known: LogState, known_revision: int, state: LogState, revision: int) -> bool:
+    """Whether what is known was put after a state that the metadata were put back to, or that was put since others were
+    lost.
+    """
+    if revision < known_revision:
+        return True
+    if known.leader_epoch == state.leader_epoch and None not in (known.leader, state.leader):
+        return (known.leader, known.leader_broker_epoch) != (state.leader, state.leader_broker_epoch)
+    return known.leader_epoch > state.leader_epoch
+
+
 class BrokerState(NamedTuple):
     """What a registered broker says of itself, as far as elections go."""
 

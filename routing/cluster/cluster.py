@@ -171,7 +171,7 @@ class Cluster:
             replica.lost = True
             self._trust.note({*self.lost, name})
         del self._unopened[name]
-        self.states.add(replica)
+        self.states.add(replica, self.elections.lost.get(name))
         return log
 
     def _was_here(self, name: str) -> bool:
@@ -257,8 +257,7 @@ class Cluster:
 
     def _put_aside(self, name: str, directory: str) -> None:
         self._saved.pop(name, None)
-        state = self.state_of(name)
-        if state is None or self.broker_id in state.replicas:
+        if self.state_of(name) is None or self.is_replica(name):
             return
         try:
             where = put_aside(self._files, directory, self._wall_clock_ms())
@@ -292,8 +291,8 @@ class Cluster:
         return (state.leader, state.leader_epoch) if state is not None else (None, 0)
 
     def is_replica(self, name: str) -> bool:
-        """Whether the metadata names this broker among the replicas of a log."""
-        state = self.state_of(name)
+        """Whether the metadata names this broker among the replicas of a log, or did so last before it was put back."""
+        state = self.elections.lost.get(name) or self.state_of(name)
         return state is not None and self.broker_id in state.replicas
 
     def role_of(self, name: str) -> Leader | None:

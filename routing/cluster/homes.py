@@ -115,8 +115,8 @@ class Homes:
         if self._closed or index >= len(self._topology.stripes):
             return
         name = home_log(index)
-        state, here = self._cluster.state_of(name), self._here.get(index)
-        if state is None or self._cluster.broker_id not in state.replicas:
+        here = self._here.get(index)
+        if not self._cluster.is_replica(name):
             if here is not None:
                 self._leave(here, name)
             return

@@ -82,6 +82,10 @@ class StaticCluster:
     def state_of(self, name: str) -> None:
         """Nothing is replicated."""
 
+    def is_replica(self, name: str) -> bool:
+        """Nothing is replicated."""
+        return False
+
     def lease(self) -> tuple[float, float]:
         """It has no end."""
         return 0.0, math.inf

@@ -113,14 +113,14 @@ class LedStores(Generic[Store]):
     def _look(self, number: int, name: str) -> None:
         """Lead a log here, or not, as it is now."""
         cluster = self._cluster
-        state, part = cluster.state_of(name), self.parts.get(number)
-        if part is not None and state is not None and cluster.broker_id not in state.replicas:
+        is_replica, part = cluster.is_replica(name), self.parts.get(number)
+        if part is not None and not is_replica and cluster.state_of(name) is not None:
             self._end(part)
             del self.parts[number]
             cluster.close_log(name)
             return
         if part is None:
-            if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
+            if not is_replica or name in cluster.replicas.by_name:
                 return  # the last: it is being opened
             try:
                 log = cluster.open_log(name, directory_of(name), self._settings)

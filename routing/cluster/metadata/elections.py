@@ -8,6 +8,8 @@
    are more brokers (`placement.py`).
 4. A new controller looks at all logs, as after any change of the brokers; else only logs that were changed are looked
    at. One that is not the controller looks at none.
+5. When etcd was put back to an earlier state, everybody keeps the latest one that it has heard of (`lost`), until that
+   is put again (rule 6 of `replica.py`): which brokers have a log goes by that.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
 from core_log.replication.election import elect
-from core_log.replication.state import LOGS, BrokerState, LogState, decode, encode, log_key
+from core_log.replication.state import BEYOND_EPOCHS, LOGS, BrokerState, LogState, decode, encode, is_later, log_key
 from routing.cluster.metadata.controller import Candidate
 from routing.cluster.metadata.members import Broker, Members
 from routing.cluster.metadata.moves import Moves
@@ -109,6 +111,8 @@ class Elections:
     def __init__(self, store: LeasedStore, members: Members, candidate: Candidate) -> None:
         self.logs: dict[str, Known] = {}
         """All replicated logs."""
+        self.lost: dict[str, LogState] = {}
+        """Rule 5."""
         self.called: Callable[[str], str] = str
         """What operators call one of them; known once the broker has its topics."""
         self._store = store
@@ -218,14 +222,22 @@ class Elections:
             noted = True
             log = entry.key[len(LOGS) :].decode()
             self._due[log] = None
+            before = self.logs.get(log)
             if entry.value is None:
                 self.logs.pop(log, None)
+                self.lost.pop(log, None)
                 continue
             try:
-                self.logs[log] = Known(decode(entry.value), entry.mod_revision)
+                known = self.logs[log] = Known(decode(entry.value), entry.mod_revision)
             except msgspec.MsgspecError as error:
                 logger.error("the state of log %s is not understood: %s", log, error)
                 self.logs.pop(log, None)
+                continue
+            if before is not None and self._store.reads_anew and is_later(*before, *known):
+                self.lost.setdefault(log, before.state)
+            latest = self.lost.get(log)
+            if latest is not None and known.state.leader_epoch >= latest.leader_epoch + BEYOND_EPOCHS:
+                del self.lost[log]
         return noted
 
     def _all_due(self) -> None:

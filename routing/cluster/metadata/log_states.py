@@ -20,8 +20,8 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
 from core_log.replication.leader import Leader
-from core_log.replication.replica import BEYOND_EPOCHS, Replica
-from core_log.replication.state import LOGS, Change, LogState, decode, encode, log_key
+from core_log.replication.replica import Replica
+from core_log.replication.state import BEYOND_EPOCHS, LOGS, Change, LogState, decode, encode, log_key
 from routing.cluster.metadata.elections import broker_states
 from routing.cluster.metadata.members import Members
 from routing.cluster.metadata.waiting import Waiting
@@ -57,13 +57,16 @@ class LogStates:
         store.listeners.append(self._applied)
         members.listeners.append(self._registered)
 
-    def add(self, replica: Replica) -> None:
-        """A log that this broker has a replica of."""
+    def add(self, replica: Replica, latest: LogState | None = None) -> None:
+        """A log that this broker has a replica of; `latest` as in `Elections.lost`."""
         replica.registered(self._epoch)
+        replica.lost_state = latest
         self._replicas.add(replica)
         entry = self._store.get(log_key(b"", replica.name))
         if entry is not None:
             self._tell(entry)
+        if latest is not None and replica.lost_state is latest:
+            self._spawn(self._put_again, replica, latest)
 
     def _registered(self) -> None:
         if self._members.epoch != self._epoch:

@@ -13,8 +13,8 @@ from core_log.replication.follower import Follower
 from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches, Diverging, Position, Refused
-from core_log.replication.replica import BEYOND_EPOCHS, Replica
-from core_log.replication.state import BrokerState, LogState
+from core_log.replication.replica import Replica
+from core_log.replication.state import BEYOND_EPOCHS, BrokerState, LogState
 from tests.core_log.helpers import flush, make_batch, write
 from tests.core_log.test_replica_log import open_replica
 

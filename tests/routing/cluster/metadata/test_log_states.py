@@ -8,8 +8,7 @@ from trio.testing import MockClock
 
 from core_log.files import MemoryFiles
 from core_log.log_config import LogConfig
-from core_log.replication.replica import BEYOND_EPOCHS
-from core_log.replication.state import LogState, encode, log_key
+from core_log.replication.state import BEYOND_EPOCHS, LogState, encode, log_key
 from routing.broker import open_broker
 from routing.cluster.cluster import Cluster
 from tests.routing.cluster.metadata.test_elections import start
