@@ -5,7 +5,8 @@
 2. A leader that drains, that finds its files of the log damaged, or that is not among the replicas that the log shall
    have, is to go. Else the first replica is to lead, if it can.
 3. Replicas move by copy, join, switch, drop: the old ones go when all new ones are in sync and one of them leads. Fewer
-   than the minimum never remain.
+   than the minimum never remain. Of a move that is taken back the new ones go as soon as as many of the old ones are in
+   sync as can commit: who is away was away before.
 4. A few leaders are asked at a time, each log not again for a while; who leads well enough only when the first replica
    has been able to for some seconds. A wish that is not answered is taken back, so that it holds up no others.
 """
@@ -60,8 +61,11 @@ def wanted(state: LogState) -> tuple[int, ...]:
 
 
 def has_joined(state: LogState) -> bool:
-    """Whether all replicas that the log shall have are in sync."""
-    return set(wanted(state)).issubset(state.isr_brokers)
+    """Whether all replicas that the log shall have are in sync; enough of them, where it had them before."""
+    there = set(wanted(state)).intersection(state.isr_brokers)
+    if state.target is not None and state.target == state.origin:
+        return len(there) >= state.min_insync
+    return len(there) == len(wanted(state))
 
 
 def begun(state: LogState, target: Iterable[int]) -> LogState:

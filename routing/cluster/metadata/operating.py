@@ -85,21 +85,29 @@ async def move(cluster: Cluster, log: str, replicas: Sequence[int]) -> None:
     for _ in range(_ATTEMPTS_MAX):
         known = _known(cluster, log)
         _check_replicas(cluster, known.state, replicas)
-        state = begun(known.state, replicas)
-        if state.factor:
-            state = msgspec.structs.replace(state, factor=len(replicas))
-        if await _write(cluster, [(log, known, state)]):
+        if await _begin(cluster, log, known, replicas):
             return
     raise StorageUnavailable(f"'{log}' changes all the time: try again")
 
 
 async def cancel_move(cluster: Cluster, log: str) -> bool:
-    """Have a log go back to the replicas that it had; False: it is not moving. Raises NotFound, StorageUnavailable."""
-    known = _known(cluster, log)
-    if known.state.target is None or known.state.origin is None:
-        return False
-    await move(cluster, log, known.state.origin)
-    return True
+    """Have a log go back to the replicas that it had, also those that are away; False: it is not moving. Raises
+    NotFound, StorageUnavailable.
+    """
+    for _ in range(_ATTEMPTS_MAX):
+        known = _known(cluster, log)
+        if known.state.target is None or known.state.origin is None:
+            return False
+        if await _begin(cluster, log, known, known.state.origin):
+            return True
+    raise StorageUnavailable(f"'{log}' changes all the time: try again")
+
+
+async def _begin(cluster: Cluster, log: str, known: Known, replicas: Sequence[int]) -> bool:
+    state = begun(known.state, replicas)
+    if state.factor:
+        state = msgspec.structs.replace(state, factor=len(replicas))
+    return await _write(cluster, [(log, known, state)])
 
 
 class Elected(Enum):

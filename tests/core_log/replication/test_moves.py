@@ -105,6 +105,18 @@ def test_a_move_that_is_none_and_one_below_the_minimum() -> None:
     assert switched("x", back, B) == state(leader_epoch=6)
 
 
+def test_who_goes_back_waits_for_nobody_that_is_away() -> None:
+    """As many as can commit are enough: it had no more before."""
+    moving = begun(state(), (4, 2, 3)).with_isr((*ALL[:2], (4, 40)), ())
+    back, three_is_away = begun(moving, (1, 2, 3)), {one: B[one] for one in (1, 2, 4)}
+    after = switched("x", back, three_is_away)
+    assert after == state(isr=ALL[:2], leader_epoch=6)
+    led_by_the_new_one = back.led_by(4, 40)
+    assert Mover(MoveConfig()).due({"x": led_by_the_new_one}, three_is_away, 0.0)["x"].transfer == 1
+    assert switched("x", back.with_isr((ALL[0], (4, 40)), ()), three_is_away) is None, "nothing could be committed"
+    assert switched("x", begun(moving, (2, 1, 3)), three_is_away) is None, "that is not what it had"
+
+
 def leader_of(log_state: LogState) -> tuple[Leader, dict[int, Follower]]:
     leader = Leader("x", open_replica(MemoryFiles()), 1, log_state, 100, CONFIG, now_s=0.0, serve_from_s=0.0)
     followers = {broker: Follower("x", open_replica(MemoryFiles()), 1, 5) for broker in (2, 3)}
