@@ -175,7 +175,9 @@ class Connection:
         self._in_turn = self._peer_closed = False
         self._layered = tls is not None or web is not None
         self._reads = FairReads(shell.limits.read_bytes_max, shell.neighbours)
-        receive: Callable[[int], bytes] = sock.recv if tls is None else TlsReader(sock, tls).recv
+        receive: Callable[[int], bytes] = sock.recv
+        if tls is not None:
+            receive = TlsReader(sock, tls).recv
         self._receive = receive if web is None else web.reader(receive, self.outbox.send_control)
         shell.connections.add(self)
 
@@ -266,7 +268,7 @@ class Connection:
         try:
             data = self._receive(reads.size)
         except BlockingIOError:
-            return False
+            return self._layered and self._ended
         except OSError:
             data = b""  # reset by the peer: nothing more to read, nobody to answer
             outbox.discard()
@@ -290,15 +292,24 @@ class Connection:
         if adapter.next_timer_at() < self._armed_at:
             self._arm()
         if outbox.pending_bytes > shell.limits.outbox_bytes_high:
-            self._drains = True
-            await outbox.drained()
-            self._drains = False
+            await self._drained()
         adapter.held = True
         await room.wait_for_room(little=appended_bytes <= _LITTLE_BYTES)
         adapter.held = False
         if adapter.published:
             await self._wait_to_publish(len(data))
-        return self._layered and (reads.full or (self._web is not None and self._web.ended))
+        return self._layered and (reads.full or self._ended)
+
+    @property
+    def _ended(self) -> bool:
+        """Whether TLS or the WebSocket has ended with what was read: the kernel may have nothing more to tell."""
+        return (self._tls is not None and self._tls.ended) or (self._web is not None and self._web.ended)
+
+    async def _drained(self) -> None:
+        """Read nothing until the peer has taken half of what may wait for it."""
+        self._drains = True
+        await self.outbox.drained()
+        self._drains = False
 
     async def _wait_to_publish(self, published_bytes: int) -> None:
         """Read nothing while who publishes has to leave others time or room."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paho.mqtt.client as paho
@@ -191,6 +192,38 @@ def test_pings_are_answered_while_nothing_else_is_said(broker: BrokerProcess) ->
     peer.send(Ping(payload=b"2"))
     assert peer.event() == Pong(payload=b"2")
     peer.socket.close()
+
+
+def test_an_end_of_tls_is_seen_though_it_came_with_a_frame(broker: BrokerProcess, authority: trustme.CA) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=HOST)
+    head = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+    with socket.create_connection((HOST, broker.ports["websockets"]), 5) as sock:
+
+        def wait_for(what: Callable[[], bytes | None]) -> bytes | None:
+            while True:
+                try:
+                    return what()
+                except ssl.SSLWantReadError:
+                    sock.sendall(outgoing.read())
+                    data = sock.recv(65536)
+                    assert data, "no end of TLS"
+                    incoming.write(data)
+
+        wait_for(tls.do_handshake)
+        tls.write(f"GET /mqtt HTTP/1.1\r\n{head}\r\n".encode())
+        assert (wait_for(lambda: tls.read(65536)) or b"").startswith(b"HTTP/1.1 101 ")
+        tls.write(b"\x89\x80\0\0\0\0")  # a ping
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+        sock.sendall(outgoing.read())
+        received = bytearray()
+        while data := sock.recv(65536):
+            received += data
+        incoming.write(received)
+        assert tls.read(65536) == b"\x8a\0"
 
 
 @pytest.mark.parametrize(
