@@ -177,7 +177,7 @@ class Connection:
         self._reads = FairReads(shell.limits.read_bytes_max, shell.neighbours)
         receive: Callable[[int], bytes] = sock.recv
         if tls is not None:
-            receive = TlsReader(sock, tls).recv
+            receive = TlsReader(sock, tls, self.outbox.send_records).recv
         self._receive = receive if web is None else web.reader(receive, self.outbox.send_control)
         shell.connections.add(self)
 
@@ -268,6 +268,8 @@ class Connection:
         try:
             data = self._receive(reads.size)
         except BlockingIOError:
+            if self._layered and outbox.pending_bytes > shell.limits.outbox_bytes_high:
+                await self._drained()  # the layers' own answers
             return self._layered and self._ended
         except OSError:
             data = b""  # reset by the peer: nothing more to read, nobody to answer

@@ -170,6 +170,16 @@ class SocketOutbox:
             self.write(frame)
         self.flush()
 
+    def send_records(self, records: bytes) -> None:
+        """Send what TLS has to say for itself, behind all that is encrypted."""
+        if self.broken:
+            return
+        self.pending_bytes += len(records)
+        if self._backlog is not None:
+            self._backlog.append(records)
+        else:
+            self._send_first([records])
+
     def flush(self) -> None:
         """End of the turn: one send, unless a task is waiting for the socket already."""
         self.dirty = False
@@ -178,15 +188,18 @@ class SocketOutbox:
                 buffers, self._pieces, self._large = self._pieces, [], False
             else:
                 buffers = self._take_pieces()
-            if self.broken:
-                pass
-            elif self._send(buffers):
-                self._progressed()
-            elif not self.broken:
-                self._backlog = deque(buffers)
-                self._group.spawn(self._drain)
-                self._progressed()
+            if not self.broken:
+                self._send_first(buffers)
         self._owner.flushed()
+
+    def _send_first(self, buffers: list[Piece]) -> None:
+        """Send what nothing waits before; a task waits for the socket with what is left."""
+        if not self._send(buffers):
+            if self.broken:
+                return
+            self._backlog = deque(buffers)
+            self._group.spawn(self._drain)
+        self._progressed()
 
     async def drained(self) -> None:
         """Wait until no more than half of the high mark is left, the outbox is broken, or `wake_waiting`."""

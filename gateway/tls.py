@@ -1,7 +1,8 @@
 """TLS between a socket and a protocol, without either: ciphertext in, plaintext out, and back.
 
 1. The batch survives: one read from the socket is decrypted as a whole, and what a turn wrote is joined first,
-   encrypted in records of 16 KiB and sent with one call. Nothing here happens per message.
+   encrypted in records of 16 KiB and sent with one call. Nothing here happens per message. What a read has TLS answer
+   by itself is sent behind it: who asks for it waits, and may never be sent anything else.
 2. TLS 1.2 and 1.3 alone, no renegotiation, no compression. What the peer's certificate says was verified, or is not
    there: a certificate that does not verify ends the handshake. Where clients have some, each connection verifies
    its own: OpenSSL looks at none in a session that is resumed, and would let them in for ever once they have expired.
@@ -18,7 +19,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 import structlog
@@ -33,6 +34,8 @@ from protocols.buffers import BytesLike, join_small
 log = structlog.get_logger(__name__)
 
 _RECORD_BYTES = 16 << 10
+_READS_MAX = 4
+"""At once, however little plaintext there is in them: records may be small, or padding."""
 _WARN_EVERY_S = 86400
 
 _ABBREVIATIONS = {
@@ -74,11 +77,13 @@ class Unverified(HandshakeFailed):
 class TlsReader:
     """The reading side of a socket with TLS, as the shell wants it: `recv` gives plaintext."""
 
-    __slots__ = ("_early", "_socket", "_tls")
+    __slots__ = ("_early", "_send", "_socket", "_tls")
 
-    def __init__(self, sock: socket.socket, tls: TlsLayer) -> None:
+    def __init__(self, sock: socket.socket, tls: TlsLayer, send: Callable[[bytes], None] | None = None) -> None:
+        """`send` takes what TLS answers by itself, which else goes with what is encrypted next."""
         self._socket = sock
         self._tls = tls
+        self._send = send
         self._early = True
 
     def recv(self, size: int) -> bytes:
@@ -87,11 +92,11 @@ class TlsReader:
         Raises BlockingIOError when nothing is complete, OSError when the connection or its records are broken.
         """
         tls, found = self._tls, []
-        missing = size
+        missing, taken_max = size, size * _READS_MAX
         if self._early:
             self._early = False
             found.append(self._decrypt(b""))
-        while missing > 0 and not tls.ended:
+        while missing > 0 and taken_max > 0 and not tls.ended:
             try:
                 data = self._socket.recv(size)
             except BlockingIOError:
@@ -104,6 +109,9 @@ class TlsReader:
             if len(data) < size:
                 break
             missing -= len(plain)
+            taken_max -= size
+        if tls.answers and self._send is not None:
+            self._send(tls.output())
         plain = found[0] if len(found) == 1 else b"".join(found)
         if not plain and not tls.ended:
             raise BlockingIOError
@@ -174,6 +182,11 @@ class TlsLayer:
             while view:  # a call takes one record's worth
                 view = view[write(view) :]
         return self._outgoing.read()
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is something that the peer has asked for, of TLS itself: new keys, or what is refused."""
+        return self._outgoing.pending > 0
 
     def output(self) -> bytes:
         """What TLS itself has to say: handshake, alerts."""

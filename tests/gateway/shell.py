@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from delay.timer_service import TimerService
-from gateway.config import Limits
+from gateway.config import Limits, WebSocketConfig
 from gateway.connection import Shell
 from gateway.listener import Listener, open_listener
 from gateway.outbox import Outboxes
@@ -108,8 +108,11 @@ async def open_door(
     limits: Limits | None = None,
     certificates: Certificates | None = None,
     proxies: Proxies | None = None,
+    web: WebSocketConfig | None = None,
 ) -> AsyncIterator[Door]:
-    """Serve `adapter_class` on a free port, with TLS if there are `certificates`, behind `proxies` if there are any."""
+    """Serve `adapter_class` on a free port, with TLS if there are `certificates`, behind `proxies` if there are any, in
+    a WebSocket if `web` says on what terms.
+    """
     limits = limits or Limits(close_linger_ms=500)
     async with trio.open_nursery() as nursery:
         outboxes = Outboxes(limits, nursery.start_soon)
@@ -127,7 +130,7 @@ async def open_door(
         timers, room = TimerService(), Room()
         timers.after_turn = end_turn
         shell = Shell(limits, outboxes, timers, end_turn, room)
-        listener = open_listener("test", "127.0.0.1", 0, certificates, proxies=proxies)
+        listener = open_listener("test", "127.0.0.1", 0, certificates, web, proxies)
         listener.listen()
         door = Door(listener, shell, room)
         nursery.start_soon(timers.run)

@@ -1,9 +1,11 @@
-"""What reads of TLS bring besides plaintext: its end."""
+"""What reads of TLS bring besides plaintext: its end, and what TLS itself is asked for."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ import trio
 import trustme
 
 from gateway.config import Tls
-from gateway.tls import Certificates
-from tests.gateway.shell import Door, open_door, until
+from gateway.tls import Certificates, TlsLayer, TlsReader
+from tests.gateway.shell import Door, EchoAdapter, open_door, until
 
 HOST = "localhost"
 
@@ -85,3 +87,68 @@ async def test_an_end_that_comes_with_the_last_bytes_is_seen_though_the_peer_wai
 def ca_of(context: ssl.SSLContext) -> bytes:
     """What a context trusts, in DER."""
     return context.get_ca_certs(binary_form=True)[-1]
+
+
+class Silent(EchoAdapter):
+    async def handle(self, data: bytes) -> None:
+        self.reads.append(data)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is missing")
+@pytest.mark.parametrize(
+    ("version", "asks", "answer"),
+    [("-tls1_3", b"K\n", b"KeyUpdate"), ("-tls1_2", b"R\n", b"no_renegotiation")],
+    ids=["keys", "renegotiation"],
+)
+async def test_what_tls_is_asked_for_is_answered_at_once(
+    files: Files, version: str, asks: bytes, answer: bytes
+) -> None:
+    async with open_door(Silent, certificates=Certificates(Tls(cert=files.cert))) as door:
+        command = ["openssl", "s_client", version, "-msg", "-connect", f"127.0.0.1:{door.port}"]
+        async with trio.open_nursery() as nursery:
+            process = await trio.lowlevel.open_process(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                await door.adapter()
+                seen = b""
+                with trio.fail_after(20):
+                    while b"Verify return code" not in seen:
+                        seen += await process.stdout.receive_some(65536)
+                    while not any(b"<<<" in line and answer in line for line in seen.splitlines()):
+                        with contextlib.suppress(trio.BrokenResourceError):
+                            await process.stdin.send_all(asks)  # it asks for new keys when it is told so once more
+                        with trio.move_on_after(0.5):
+                            seen += await process.stdout.receive_some(65536)
+            finally:
+                process.kill()
+                nursery.cancel_scope.cancel()
+
+
+class Tap:
+    """Stands for a socket that always has more of the same stream."""
+
+    def __init__(self, stream: bytes) -> None:
+        self.stream = stream
+        self.taken = 0
+
+    def recv(self, size: int) -> bytes:
+        self.taken += size
+        return self.stream[self.taken - size : self.taken]
+
+
+def test_a_read_ends_though_there_is_hardly_any_plaintext_in_it(files: Files) -> None:
+    server, client = TlsLayer(Certificates(Tls(cert=files.cert)).context), Client(files.context)
+    done = False
+    while not done:
+        client.shake()
+        done = server.shake(client.outgoing.read())
+        client.incoming.write(server.output())
+    for _ in range(10_000):
+        client.tls.write(b"x")
+    tap = Tap(client.outgoing.read())
+    data = TlsReader(tap, server).recv(4096)  # type: ignore[arg-type]
+    assert set(data) == {ord("x")}
+    assert tap.taken == 4 * 4096

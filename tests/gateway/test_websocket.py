@@ -12,11 +12,14 @@ from pathlib import Path
 
 import paho.mqtt.client as paho
 import pytest
+import trio
+import trio.testing
 import trustme
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Message, Ping, Pong, Request
 
-from gateway.config import ConfigError, load_config
+from gateway.config import ConfigError, Limits, WebSocketConfig, load_config
+from tests.gateway.shell import open_door, until
 from tests.support import BrokerProcess, broker_process
 
 HOST = "127.0.0.1"
@@ -192,6 +195,34 @@ def test_pings_are_answered_while_nothing_else_is_said(broker: BrokerProcess) ->
     peer.send(Ping(payload=b"2"))
     assert peer.event() == Pong(payload=b"2")
     peer.socket.close()
+
+
+async def test_who_takes_no_pongs_is_not_read_from_until_he_does() -> None:
+    limits = Limits(outbox_bytes_high=1024)
+    async with open_door(limits=limits, web=WebSocketConfig()) as door:
+        door.listener._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client = await door.connect(receive_bytes=4096)
+        head = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+        await client.send_all(f"GET /mqtt HTTP/1.1\r\n{head}\r\n".encode())
+        await until(lambda: door.shell.connections)
+        (connection,) = door.shell.connections
+        assert (await client.receive_some(4096)).startswith(b"HTTP/1.1 101 ")
+        ping = b"\x89\xfd" + bytes(4 + 125)
+
+        async def say_ping() -> None:
+            await client.send_all(ping)
+            await trio.testing.wait_all_tasks_blocked()  # it is read before the next one is sent, if it is read at all
+
+        while connection.outbox.pending_bytes <= 1024:
+            await say_ping()
+        for _ in range(50):
+            await say_ping()
+        assert connection.outbox.pending_bytes < 2048
+        await client.send_all(b"\x82\x82\0\0\0\0\xe0\0")
+        received = b""
+        with trio.fail_after(10):
+            while not received.endswith(b"\x82\x02\xe0\0"):
+                received += await client.receive_some(65536)
 
 
 def test_an_end_of_tls_is_seen_though_it_came_with_a_frame(broker: BrokerProcess, authority: trustme.CA) -> None:
