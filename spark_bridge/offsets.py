@@ -159,7 +159,7 @@ def partitions_of(client: OffsetSource, options: ReadOptions, *, as_far: bool = 
         existing = client.topics(None)
         existing = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
     else:
-        existing = _existing(client, sorted(set(options.topics or options.assignment or ())), as_far=as_far)
+        existing = existing_topics(client, sorted(set(options.topics or options.assignment or ())), as_far=as_far)
     there = {(topic, number): one.id.hex() for topic, one in existing.items() for number in one.partitions}
     if options.assignment is None:
         return dict(sorted(there.items()))
@@ -170,8 +170,8 @@ def partitions_of(client: OffsetSource, options: ReadOptions, *, as_far: bool = 
     return {one: there[one] for one in pairs if one in there}
 
 
-def _existing(client: OffsetSource, names: list[str], *, as_far: bool) -> Mapping[str, KnownTopic]:
-    """These topics, which have to be there."""
+def existing_topics(client: OffsetSource, names: list[str], *, as_far: bool) -> Mapping[str, KnownTopic]:
+    """These topics. Raises `OptionError` for one that is not there, but leaves it out with `as_far`."""
     try:
         return client.topics(names)
     except UnknownTopic:
@@ -179,7 +179,7 @@ def _existing(client: OffsetSource, names: list[str], *, as_far: bool) -> Mappin
             return {}
         if len(names) == 1:
             raise OptionError(f"there is no topic {names[0]!r}") from None
-    return {name: known for one in names for name, known in _existing(client, [one], as_far=as_far).items()}
+    return {name: known for one in names for name, known in existing_topics(client, [one], as_far=as_far).items()}
 
 
 def check_named(boundary: Boundary, partitions: Partitions) -> None:

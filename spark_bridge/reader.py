@@ -22,11 +22,11 @@ from core_log.containing import LOOKED_BYTES_MAX, Groups
 from core_log.record_batch import parse_header
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.clients.client_tls import tls_context
-from protocols.native.errors import OffsetOutOfRange, UnknownTopic
+from protocols.native.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
 from spark_bridge.columns import decode_batches
 from spark_bridge.filters import EVERYTHING, Wanted, looked_for, matching, narrowed, wanted_by
 from spark_bridge.message_columns import having
-from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
+from spark_bridge.offsets import DataLoss, OffsetRange, divide, existing_topics, resolve
 from spark_bridge.options import ReadOptions, SinkOptions
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
@@ -131,11 +131,8 @@ def _still_there(client: BlockingClient, options: ReadOptions, ranges: Sequence[
 
 
 def ids_of(client: BlockingClient, names: list[str]) -> dict[str, str]:
-    """The ids of topics as far as the broker says them; of none when one is not there."""
-    try:
-        return {name: known.id.hex() for name, known in client.topics(names).items() if known.id}
-    except UnknownTopic:
-        return {}
+    """The ids of topics as far as they are there and the broker says them."""
+    return {name: known.id.hex() for name, known in existing_topics(client, names, as_far=True).items() if known.id}
 
 
 class _Reading:
@@ -197,6 +194,10 @@ def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, gr
         while True:
             try:
                 found = client.fetch(one.topic, one.partition, offset, size, containing=groups).batches
+            except (UnknownTopic, UnknownPartition):
+                if options.fail_on_data_loss:
+                    raise _gone(one) from None
+                return []
             except OffsetOutOfRange:
                 found = []
                 if not options.fail_on_data_loss:
@@ -228,6 +229,13 @@ def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, gr
             elif not header.is_control:
                 size, count = size + len(batch), count + header.last_offset_delta + 1
             offset = header.next_offset
+
+
+def _gone(one: OffsetRange) -> DataLoss:
+    return DataLoss(
+        f"{one.topic}-{one.partition} was deleted since the read of {one.start_offset} to {one.end_offset} was "
+        "planned; failOnDataLoss=false leaves out what is gone"
+    )
 
 
 def _lost(one: OffsetRange, offset: int) -> DataLoss:

@@ -43,7 +43,7 @@ from pyspark.sql.streaming.datasource import (
 
 from core_log.errors import CorruptBatch
 from protocols.native.clients.blocking import BlockingClient
-from protocols.native.errors import MillraceError
+from protocols.native.errors import MillraceError, UnknownPartition, UnknownTopic
 from spark_bridge.handed_over import HANDED_OVER_BYTES_MAX, HandingOver
 from spark_bridge.offsets import (
     JOINED_SIZE_MAX,
@@ -52,6 +52,7 @@ from spark_bridge.offsets import (
     Partitions,
     check_named,
     divide,
+    existing_topics,
     partitions_of,
     placed,
 )
@@ -224,9 +225,18 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         return dict(self._known_ends)
 
     def _beginnings(self, partitions: Iterable[tuple[str, int]]) -> Places:
-        """Where these begin."""
-        wanted = sorted(partitions)
-        found = self._connected_source().log.list_many_offsets([(*one, "earliest") for one in wanted]) if wanted else []
+        """Where these begin. With `failOnDataLoss=false` those that are gone began at 0, as new ones do: a micro-batch
+        that runs again is to have the same tasks.
+        """
+        wanted, log = sorted(partitions), self._connected_source().log
+        try:
+            found = log.list_many_offsets([(*one, "earliest") for one in wanted]) if wanted else []
+        except (UnknownTopic, UnknownPartition):
+            if self.options.fail_on_data_loss:
+                raise
+            there = existing_topics(log, sorted({topic for topic, _ in wanted}), as_far=True)
+            kept = [one for one in wanted if one[0] in there and one[1] in there[one[0]].partitions]
+            return dict.fromkeys(wanted, 0) | (self._beginnings(kept) if kept != wanted else {})
         return {one: start or 0 for one, start in zip(wanted, found, strict=True)}
 
     def _check_kept(self, begin: Places, ends: Places, made_again: set[str]) -> None:

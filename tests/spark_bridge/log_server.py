@@ -101,8 +101,7 @@ class LogServer:
                 return wire.MetadataReply(number, [], entries, [self.ids.get(name, b"") for name, _, _ in entries])
             case wire.ListOffsets(entries=entries):
                 self.questions += 1
-                logs = [self.topics[entry.topic][entry.partition] for entry in entries]
-                found = [self._list_offset(log, entry.which) for log, entry in zip(logs, entries, strict=True)]
+                found = [self._list_offset(self._log(entry.topic, entry.partition), entry.which) for entry in entries]
                 return wire.ListOffsetsReply(number, found)
             case wire.Administer(operation="topics.lease", arguments=said):
                 self.leases.append(said)
@@ -112,8 +111,7 @@ class LogServer:
                 return wire.CommitOffsetsReply(number)
             case wire.Fetch(entries=[entry]):
                 assert not request.containing or self.version >= CONTAINING_SINCE
-                partition_log = self.topics[entry.topic][entry.partition]
-                fetched = self._fetch(partition_log, entry, request.containing)
+                fetched = self._fetch(self._log(entry.topic, entry.partition), entry, request.containing)
                 self.fetched_bytes += len(fetched.records)
                 return wire.FetchReply(number, [fetched])
         raise AssertionError(f"unexpected request {request}")
@@ -123,8 +121,17 @@ class LogServer:
             return name, wire_error(ErrorCode.UNKNOWN_TOPIC), []
         return name, None, [(index, 0, 0) for index in range(len(self.topics[name]))]
 
+    def _log(self, topic: str, partition: int) -> Partition | wire.WireError:
+        """A partition, or that it is not there."""
+        if topic not in self.topics:
+            return wire_error(ErrorCode.UNKNOWN_TOPIC)
+        logs = self.topics[topic]
+        return logs[partition] if partition < len(logs) else wire_error(ErrorCode.UNKNOWN_PARTITION)
+
     @staticmethod
-    def _list_offset(log: Partition, which: int) -> tuple[wire.WireError | None, int | None, int]:
+    def _list_offset(log: Partition | wire.WireError, which: int) -> tuple[wire.WireError | None, int | None, int]:
+        if not isinstance(log, Partition):
+            return log, None, -1
         if which == wire.EARLIEST:
             return None, log.start_offset, -1
         if which == wire.LATEST:
@@ -137,7 +144,9 @@ class LogServer:
         return None, None, -1
 
     @staticmethod
-    def _fetch(log: Partition, entry: wire.FetchEntry, groups: Groups) -> wire.FetchedPartition:
+    def _fetch(log: Partition | wire.WireError, entry: wire.FetchEntry, groups: Groups) -> wire.FetchedPartition:
+        if not isinstance(log, Partition):
+            return wire.FetchedPartition(log, 0, 0, memoryview(b""))
         if not log.start_offset <= entry.offset <= log.end_offset:
             error = wire_error(ErrorCode.OFFSET_OUT_OF_RANGE)
             return wire.FetchedPartition(error, log.start_offset, log.end_offset, memoryview(b""))

@@ -223,6 +223,18 @@ def test_a_topic_that_was_made_anew_and_is_longer(three: LogServer) -> None:
     assert strict() == whole, "a broker that says no ids"
 
 
+@pytest.mark.parametrize("left", [None, []])
+def test_a_topic_or_partition_that_is_gone_since_the_read_was_planned(three: LogServer, left: list[Any] | None) -> None:
+    strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
+    if left is None:
+        del three.topics["t"]
+    else:
+        three.topics["t"] = left
+    with pytest.raises(DataLoss, match="t-0 was deleted since the read of 5 to 23 was planned; failOnDataLoss=false"):
+        strict()
+    assert lenient() == []
+
+
 def test_a_log_that_lost_its_end(three: LogServer) -> None:
     strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
     log = three.topics["t"][0]

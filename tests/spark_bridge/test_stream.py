@@ -11,6 +11,7 @@ from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from millrace import BlockingClient, BlockingProducer, BlockingTransactionalProducer
+from protocols.native.errors import UnknownTopic
 from protocols.native.wire_base import READERS_SINCE
 from spark_bridge.data_source import MillraceDataSource
 from spark_bridge.offsets import DataLoss, resolve
@@ -349,3 +350,27 @@ def test_a_partition_that_is_gone_is_lost_data() -> None:
         assert assigned.latestOffset({"t": {"0": 10}, "u": {"0": 0}}, ALL) == {"u": {"0": 0}}
         with pytest.raises(OptionError, match="there is no topic 't'"):
             strict.latestOffset(start, ALL)
+
+
+def test_a_micro_batch_that_runs_again_does_without_a_topic_that_is_gone() -> None:
+    """Else a query that passes over what is lost would never get past this micro-batch. Its tasks are as they were."""
+    logs = {name: [Partition([batch(0, [b"x"] * 10)])] for name in "stu"}
+    given = {"subscribe": "s,t,u", "startingOffsets": "earliest", "minPartitions": "3"}
+    with log_server(logs) as server:
+        server.ids = {name: name.encode() * 16 for name in logs}
+        strict, lenient = stream(server, **given), stream(server, failOnDataLoss="false", **given)
+        start = strict.initialOffset()
+        end = strict.latestOffset(start, ALL)
+        tasks = [part.value for part in strict.partitions(start, end)]
+        del server.topics["s"]
+        server.ids["t"], server.topics["t"] = b"2" * 16, [Partition([batch(0, [b"new"] * 20)])]
+        there = [("u", 0, number) for number in range(10)]
+        assert rows(lenient, start, end) == there, "nor is what has the name of a lost topic now taken for it"
+        with pytest.raises(DataLoss, match="s-0 was deleted since the read of 0 to 3 was planned"):
+            rows(strict, {"": start[""], "s": start["s"]}, {"": end[""], "s": end["s"]})
+        new = {"": start[""], "u": start["u"]}
+        server.topics["t"], server.ids["t"] = logs["u"], b"t" * 16
+        assert [part.value for part in lenient.partitions(new, end)] == tasks, "topics that were new to the query, too"
+        assert rows(lenient, new, end) == [*(("t", 0, number) for number in range(10)), *there]
+        with pytest.raises(UnknownTopic):
+            strict.partitions(new, end)
