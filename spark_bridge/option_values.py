@@ -15,6 +15,9 @@ _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_0
 COUNT_MAX = 2**63 - 1
 """The largest number that Spark and the broker have room for."""
 
+_DIGITS_MAX = 100
+"""Longer texts are not looked at as numbers: beyond some thousand digits Python refuses to."""
+
 ByPartition = dict[str, dict[int, int]]
 
 
@@ -57,10 +60,14 @@ def count_of(given: Mapping[str, str], name: str, *, default: int = 1, least: in
     text = given.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+    if not _is_digits(text) or not least <= int(text) <= most:
         limit = "" if most == COUNT_MAX else f" to {most}"
         raise OptionError(f"{name} must be a number from {least}{limit}, not {text!r}")
     return int(text)
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
 
 
 def duration_ms(given: Mapping[str, str], name: str, *, default: int) -> int:
@@ -71,7 +78,7 @@ def duration_ms(given: Mapping[str, str], name: str, *, default: int) -> int:
     found = re.fullmatch(r"([0-9]+) *([a-z]*)", text.strip().lower())
     if found is None or found[2] not in _UNITS_MS:
         raise OptionError(f"{name} must be a time such as 500ms, 1s, 15m or 1h, not {text!r}")
-    return int(found[1]) * _UNITS_MS[found[2]]
+    return min(int(found[1][:_DIGITS_MAX]) * _UNITS_MS[found[2]], COUNT_MAX)
 
 
 def by_partition(option: str, text: str) -> ByPartition:
@@ -114,7 +121,7 @@ def _integer(value: Any) -> int:
 
 def timestamp_ms(option: str, text: str) -> int:
     """Milliseconds since 1970."""
-    if not text.isascii() or not text.isdigit():
+    if not _is_digits(text) or int(text) > COUNT_MAX:
         raise OptionError(f"{option} must be milliseconds since 1970, not {text!r}")
     return int(text)
 

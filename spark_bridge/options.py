@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Literal
 
 from spark_bridge.option_values import (
+    COUNT_MAX,
     ByPartition,
     assignment,
     by_partition,
@@ -241,7 +242,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         transaction_timeout_ms=count_of(given, "transactionTimeoutMs", default=300_000, most=2**31 - 1),
         access=access_of(given),
         job=given.get("txnAppId"),
-        version=count_of(given, "txnVersion", default=0, least=0),
+        version=count_of(given, "txnVersion", default=0, least=0, most=COUNT_MAX - 1),
         exchange=given.get("exchange"),
         routing_key=given.get("routingKey"),
         vhost=_vhost(given, ("exchange",)),
@@ -343,7 +344,7 @@ def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int,
     value: int | ByPartition = words[text.lower()] if text.lower() in words else by_partition(chosen, text)
     numbers = [value] if isinstance(value, int) else [one for each in value.values() for one in each.values()]
     for number in numbers:
-        if number < (0 if by_time else EARLIEST):
+        if not (0 if by_time else EARLIEST) <= number <= COUNT_MAX:
             raise OptionError(f"{chosen}: {number} is no {'timestamp' if by_time else 'offset'}")
         if number == refused and not by_time:
             side, word = ("start", "latest (-1)") if refused == LATEST else ("end", "earliest (-2)")
