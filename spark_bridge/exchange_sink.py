@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
+    ByteType,
     DataType,
     IntegerType,
     LongType,
@@ -46,11 +47,11 @@ _RETRY_S = 0.2
 _BLOCKS_MAX = 1024
 
 _NUMBERS_MAX = {"priority": 255, "expiration-ms": 2**63 - 1, "timestamp-s": 2**63 - 1}
-_NUMBERS = (ShortType(), IntegerType(), LongType())
+_NUMBERS = (ByteType(), ShortType(), IntegerType(), LongType())
 _KINDS: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
     "routingKey": (StringType(),),
-    "properties": (MapType(StringType(), StringType()),),
+    "properties": (MapType(StringType(), StringType()), MapType(StringType(), StringType(), valueContainsNull=False)),
     "messageId": (StringType(),),
     "priority": _NUMBERS,
     "delayMs": _NUMBERS,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ByteType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from millrace import MillraceError
 from spark_bridge.columns import HEADERS_TYPE
@@ -146,6 +146,10 @@ def test_what_the_broker_refuses(shared_broker: BrokerProcess, monkeypatch: pyte
             {},
             "",
         ),
+        # What `map('type', 'x')` and `cast(5 as tinyint)` are to Spark.
+        ([("value", StringType()), ("properties", MapType(StringType(), StringType(), False))], {}, ""),
+        ([("value", StringType()), ("priority", ByteType())], {}, ""),
+        ([("value", StringType()), ("properties", MapType(StringType(), LongType()))], {}, "cannot be map<string,big"),
     ],
 )
 def test_columns(fields: list[Any], given: dict[str, str], sentence: str) -> None:
@@ -168,6 +172,7 @@ def test_options_that_spark_adds_are_no_error() -> None:
     ("given", "sentence"),
     [
         ({"exchange": "e", "topic": "t"}, "topic and exchange contradict"),
+        ({"topic": "t", "txnAppId": "a", "txnVersion": str(2**63 - 1)}, "txnVersion must be a number from 0 to 92"),
         ({"topic": "t", "routingKey": "k"}, "routingKey needs the option exchange"),
     ],
 )
