@@ -19,6 +19,13 @@ def groups() -> None:
     """Look after consumer groups."""
 
 
+def _reach(client: BlockingClient) -> None:
+    """A group's coordinator is looked for for half a minute, as another broker may be about to be it. Where there is
+    no broker at all that is said at once.
+    """
+    client.metadata([])
+
+
 @groups.command(name="list")
 @with_json
 @with_client
@@ -38,6 +45,7 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
     Seconds are the age of the first record that was not read; in queues, which Spark's queries read, of the oldest
     message.
     """
+    _reach(client)
     fields = described_group(client.describe_group(name), client.lag(name), client.queue_lag(name))
     if as_json:
         show_fields(fields, True)
@@ -62,6 +70,7 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
 @with_client
 def delete(client: BlockingClient, name: str) -> None:
     """Forget group NAME, and how far it has come. It must have no members."""
+    _reach(client)
     client.delete_group(name)
 
 

@@ -282,8 +282,11 @@ def test_time_runs_from_when_a_group_has_begun(tmp_path: Path) -> None:
     assert sorted(said.split()) == ["0", "0", "1", "1", "2", "2"]
 
 
-def test_errors_are_those_of_the_broker() -> None:
-    done: Any = CliRunner().invoke(main, ["groups", "list", "--server", "127.0.0.1:1"])
+@pytest.mark.parametrize("command", ["list", "describe", "delete", "reset-offsets"])
+def test_errors_are_those_of_the_broker(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("protocols.native.clients.blocking_admin.time.sleep")  # nobody who is not there is waited for
+    words = {"list": [], "reset-offsets": ["g", "--to-latest"]}.get(command, ["g"])
+    done: Any = CliRunner().invoke(main, ["groups", command, *words, "--server", "127.0.0.1:1"])
     assert done.exit_code == 1
     assert "cannot connect" in done.stderr
     assert not isinstance(done.exception, MillraceError)
