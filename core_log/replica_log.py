@@ -43,7 +43,7 @@ class ReplicaLog(PartitionLog):
     that is all: False if there is something to wait for, though not for long.
     """
     on_lost: Callable[[], None] | None = None
-    """Called before records are cut off that were committed."""
+    """Called before records are cut off that may have been committed: others may stand at their offsets later."""
 
     @classmethod
     def open_replica(
@@ -214,6 +214,8 @@ class ReplicaLog(PartitionLog):
         Waits for what is under way and works in a thread; appends are refused meanwhile. Raises OSError, LogUnavailable
         while `error` is set.
         """
+        if self.on_lost is not None and self.log_start_offset < self.log_end_offset and offset < self.log_end_offset:
+            self.on_lost()  # the leader has other records there, since an unclean election
         await truncation.restart(self, self._flusher, offset)
 
     async def truncate_committed(self, end_offset: int) -> None:

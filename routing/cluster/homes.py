@@ -13,8 +13,8 @@
    ended, what it has made was seen by nobody.
 5. Whether this broker may serve is asked once a turn (`begin_turn`), before anything is given out; and by whoever gives
    something out before the turn ends (`ReplicatedPartition.look_again`).
-6. After an unclean election something is cut off that a standby, or its checkpoint, may have taken in: both are dropped
-   before that, and another begins with the log.
+6. After an unclean election something is cut off that a standby, or its checkpoint, may have taken in, or all of it:
+   both are dropped before that, and another begins with the log.
 """
 
 from __future__ import annotations

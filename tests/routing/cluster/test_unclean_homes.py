@@ -49,3 +49,40 @@ async def test_queues_are_what_the_log_of_an_unclean_leader_says() -> None:
         assert leader.me in disks, "it had what is lost now, and a checkpoint that knew of it"
         expected = [*range(10), *range(20, 25)]
         assert await leader.drain("q") == [(str(n), True) for n in expected]
+
+
+async def test_queues_are_what_the_log_says_of_an_unclean_leader_that_had_nothing() -> None:
+    """What the others have goes as a whole: no epoch of theirs is in its log."""
+    async with mesh(checkpoint_interval_bytes=1, housekeeping_interval_ms=20) as brokers:
+        one = brokers.members[1]
+        await one.queue("q")
+        index = home_of(one, "q")
+        log = home_log(index)
+        nothing = await brokers.kill(3)
+        await until(lambda: len(one.part.state_of(log).isr) == 2)
+        leader = await brokers.settled(index)
+        await leader.client().publish_safely("q", *range(20))
+        await all_committed(leader, index)
+        for member in brokers.members.values():
+            if member is not leader:  # its standby has taken all of it in, and says so in a checkpoint
+                await until(lambda member=member: member.files.exists(f"queues/{index}/checkpoint"))  # type: ignore[misc]
+        three = await brokers.add(3, nothing)
+        three.cut()
+        disks = {me: await brokers.kill(me) for me in (1, 2)}
+        await operating.allow_unclean(three.part, [log], on=True)
+        await until(lambda: three.part.state_of(log).unclean_epoch > 0)
+        for me, disk in disks.items():
+            await brokers.add(me, disk)
+        assert await brokers.settled(index) is three
+        assert three.count("q") == 0
+        await three.client().publish_safely("q", *range(20, 50))
+        reader = three.client()
+        for _ in range(5):
+            assert await reader.session.get("q", no_ack=True)
+        three.turn()
+        await all_committed(three, index)
+        await brokers.kill(3)
+        leader = await brokers.settled(index)
+        assert leader.me in disks, "it had what is lost now, and a checkpoint that knew of it"
+        assert leader.count("q") == 25
+        assert await leader.drain("q") == [(str(n), True) for n in range(25, 50)]
