@@ -113,6 +113,7 @@ class Mover:
 
     def due(self, logs: Mapping[str, LogState], brokers: Brokers, now_s: float) -> dict[str, LogState]:
         """What the state of logs should be now, of those that are not as they should be."""
+        self._forget_gone(logs)
         found: dict[str, LogState] = {}
         under_way = sum(state.transfer is not None for state in logs.values())
         for log, state in logs.items():
@@ -155,8 +156,8 @@ class Mover:
             return first
         return None
 
-    def forget(self, logs: Iterable[str]) -> None:
-        """These are not there any more."""
-        for log in logs:
-            self._asked_s.pop(log, None)
-            self._preferred_since_s.pop(log, None)
+    def _forget_gone(self, logs: Mapping[str, LogState]) -> None:
+        for noted in (self._asked_s, self._preferred_since_s):
+            if len(noted) > len(logs):
+                for log in noted.keys() - logs.keys():
+                    del noted[log]

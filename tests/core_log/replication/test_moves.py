@@ -69,6 +69,15 @@ def test_a_few_leaders_are_asked_at_a_time_and_none_again_at_once() -> None:
     assert list(mover.due(logs, B, 14.0)) == ["x0", "y"]
 
 
+def test_no_more_is_noted_of_logs_than_there_are() -> None:
+    mover = Mover(MoveConfig(transfers_max=100))
+    drained = B | {1: BrokerState(10, draining=True)}
+    for number in range(20):
+        assert mover.due({f"x{number}": state()}, drained, 0.0)
+        mover.due({f"y{number}": state(leader=2, leader_broker_epoch=20)}, B, 0.0)
+    assert max(len(mover._asked_s), len(mover._preferred_since_s)) <= 2
+
+
 def test_a_leader_whose_files_are_damaged_hands_over_that_log_alone() -> None:
     brokers = B | {1: BrokerState(10, unreadable=("x",))}
     assert Mover(MoveConfig()).due({"x": state(), "y": state()}, brokers, 0.0) == {"x": state(transfer=2)}
