@@ -483,7 +483,7 @@ class Replicas:
 
     async def _repair(self, replica: Replica, role: Follower) -> None:
         what = f"cut to {role.cut_to}" if role.cut_to is not None else f"begun anew at {role.restart_at}"
-        logger.warning("%s: ends at %d, is %s as its leader's", role.log.directory, role.log.log_end_offset, what)
+        logger.warning("%s: ends at %d, is to be %s as its leader's", role.log.directory, role.log.log_end_offset, what)
         try:
             await role.repair()
         except BelowHighWatermark as error:
