@@ -107,7 +107,9 @@ class Follower:
     def _append(self, batches: tuple[BytesLike, ...]) -> None:
         try:
             for batch in batches:
-                validate(batch, may_be_empty=True)
+                header = validate(batch, may_be_empty=True)
+                if header.leader_epoch > self.epoch:  # no CRC is over that
+                    raise CorruptBatch(f"a batch of epoch {header.leader_epoch} in epoch {self.epoch}")
                 self.log.append_replica(batch)
                 self.unsaid_bytes += len(batch)
         except LogUnavailable:

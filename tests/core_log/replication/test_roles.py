@@ -383,6 +383,25 @@ def test_what_was_dropped_is_sent_again() -> None:
     assert two.log_end_offset == one.log_end_offset == 6
 
 
+def test_a_batch_of_an_epoch_that_has_not_begun_is_not_taken() -> None:
+    """A bit was flipped on the way, where no CRC sees it: whoever took it could take nothing that comes after."""
+    leader, follower = lead(open_replica(MemoryFiles())), Follower("x", open_replica(MemoryFiles()), 1, 1)
+    leader.link_up(2, 20, 0.0)
+    for body in (b"a", b"b"):
+        leader.log.append(make_batch([body] * 5))
+    order = follower.position()
+    assert order is not None
+    assert leader.on_position(2, order, 1.0) is None
+    sent = leader.due(2, 1.0, bytes_max=1 << 20)
+    assert sent is not None
+    wrong = bytearray(sent.batches[1])
+    wrong[12] ^= 1 << 6  # of the leader epoch
+    follower.on_batches(sent._replace(batches=(sent.batches[0], bytes(wrong))))
+    assert (follower.log.log_end_offset, follower.log.epochs.entries) == (5, [(1, 0)])
+    exchange(leader, 2, follower)
+    assert (follower.log.log_end_offset, follower.log.epochs.entries) == (10, [(1, 0)])
+
+
 def test_a_follower_behind_the_log_start_begins_anew() -> None:
     one = open_replica(MemoryFiles(), LogConfig(tail_cache_bytes=0))
     leader = lead(one, ((1, 10),), min_insync=1)
