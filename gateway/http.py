@@ -97,12 +97,18 @@ class Exchange:
         """Answer with what was raised, and give the client time to take it and to close first. Raises PeerGone."""
         with trio.move_on_after(_LINGER_S):
             await self.refuse(refused)
-            await see_off(self._socket, False)
+            await self._see_off()
 
     async def finish(self) -> None:
         """Give the client time to take the answer and to close first."""
         with trio.move_on_after(_LINGER_S):
-            await see_off(self._socket, False)
+            await self._see_off()
+
+    async def _see_off(self) -> None:
+        """Say that nothing follows, in TLS as well: else it may have been cut off (RFC 9112 section 9.8)."""
+        if self._tls is not None:
+            await send_all(self._socket, self._tls.goodbye())
+        await see_off(self._socket, False)
 
     async def request(self) -> Request:
         """The head of the request. Raises Refused, PeerGone."""

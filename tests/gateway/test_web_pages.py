@@ -123,6 +123,18 @@ def test_the_door_speaks_tls(broker: BrokerProcess, authority: trustme.CA) -> No
     assert expires_at > time.time()
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/nothing-is-here"])
+def test_the_end_of_an_answer_is_one_of_tls(broker: BrokerProcess, authority: trustme.CA, path: str) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with socket.create_connection((HOST, broker.ports["https"]), 5) as plain:
+        secured = context.wrap_socket(plain, server_hostname=HOST, suppress_ragged_eofs=False)
+        secured.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        while secured.recv(65536):
+            pass  # an end without a word of TLS is an SSLEOFError
+        secured.close()
+
+
 def test_health(broker: BrokerProcess, closed: BrokerProcess) -> None:
     for one in (broker, closed):
         with get(one, "/healthz?verbose=1") as answer:
