@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import trio
-
 from routing.consumer import NOBODY, EachSink, consumer_argument
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
@@ -180,17 +178,14 @@ class Session(Settling):
         gives_back: bool = True,
     ) -> Consumer:
         """Subscribe to a queue; deliveries begin when the turn ends. A queue of this broker is not waited for, unless
-        it is about to go, or very much in it is over that has not gone yet. `prefetch` is how many messages at once;
-        the default is the session's. Without `gives_back` nobody is to have what it has not settled when it goes.
+        it is about to go. `prefetch` is how many messages at once; the default is the session's. Without `gives_back`
+        nobody is to have what it has not settled when it goes.
 
         Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
         is there, or is asked for and others are); of a stream PreconditionFailed and NotImplementedYet, too.
         """
         await self.broker.topology.until_left(self.vhost.name, queue_name)
         queue = self.vhost.source(queue_name, self.owner)
-        if isinstance(queue, Queue) and queue.rules.is_late:
-            await self._let_expire(queue)
-            queue = self.vhost.source(queue_name, self.owner)
         consumer = Consumer(
             self, queue, tag, no_ack=no_ack, exclusive=exclusive, context=context,
             prefetch=self.prefetch_default if prefetch is None else prefetch,
@@ -210,15 +205,6 @@ class Session(Settling):
         self.consumers[consumer] = None
         consumer.queue.wake()
         return consumer
-
-    async def _let_expire(self, queue: Queue) -> None:
-        """What is over goes before somebody comes who would be given it."""
-        clock = self.broker.clock
-        queue.rules.look(clock.now_ms())
-        while queue.rules.is_late:
-            self.broker.end_turn()
-            await trio.lowlevel.checkpoint()
-            queue.rules.look(clock.now_ms())
 
     def cancel(self, consumer: Consumer) -> None:
         """End a subscription; what it has unsettled stays with the session."""

@@ -396,21 +396,19 @@ class Queue:
         """Deliver what can be delivered: messages to consumers with credit; then look after those that stay."""
         if self.partition.suspended:
             return
-        if self.groups is not None:
-            if self.fresh:
-                self.rules.sort_in()
-            if self.turns.consumers:
-                self.groups.deliver()
-        elif self.turns.consumers:
-            self._deliver()
+        if self.groups is not None and self.fresh:
+            self.rules.sort_in()
+        if self.turns.consumers and (self.rules.timing is None or self.rules.lets_give_out()):
+            self.give_out()
         if self.fresh:
             self.rules.sort_in()
         if self.settings.limited:
             limits.enforce(self)
 
-    def _deliver(self) -> None:
+    def give_out(self) -> None:
+        """Give consumers with credit what is in line."""
         window, consumers = self.settings.priority_window, self.turns.consumers
-        while True:
+        while self.groups is None:
             first, count, redelivered = self.head()
             if not count:
                 return
@@ -446,6 +444,7 @@ class Queue:
                 consumer.session.hand_over_scattered(consumer, self, slab, offsets, redelivered)
                 continue
             consumer.session.hand_over(consumer, entry.slab, start, start + count, first, redelivered)
+        self.groups.deliver()
 
     def _goes_on(self, count: int) -> bool:
         """Whether more waits, or may, than the `count` that come next."""

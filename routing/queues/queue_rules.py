@@ -42,13 +42,13 @@ class QueueRules:
     """See the module."""
 
     __slots__ = (
-        "_again", "_alarm", "_alarm_ms", "_host", "_living_on", "_of", "_timing", "_used_ms", "late", "sizes",
+        "_again", "_alarm", "_alarm_ms", "_host", "_living_on", "_of", "_used_ms", "late", "sizes", "timing",
     )  # fmt: skip
 
     def __init__(self, queue: Queue, host: QueueHost) -> None:
         self._of = ref(queue)
         self._host = host
-        self._timing: Timing | None = None
+        self.timing: Timing | None = None
         self._alarm: Timer | None = None
         self._alarm_ms = _NEVER
         self._again: set[int] = set()
@@ -99,12 +99,12 @@ class QueueRules:
         """The queue is deleted."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm, self._alarm_ms, self._timing = None, _NEVER, None
+        self._alarm, self._alarm_ms, self.timing = None, _NEVER, None
 
     @property
     def timed(self) -> bool:
         """Messages of the queue may have a time to live."""
-        return self._timing is not None or self._queue.settings.message_ttl_ms is not None
+        return self.timing is not None or self._queue.settings.message_ttl_ms is not None
 
     def catch_up(self) -> None:
         """What came in this turn obeys the settings and goes to consumers that wait for it, and what is over goes:
@@ -114,14 +114,23 @@ class QueueRules:
         if queue.awake or queue.fresh or queue.settings.limited:
             queue.partition.look_again()
             queue.pump()
-        if self._timing is not None:
+        if self.timing is not None:
             self.look(self._host.now_ms())
 
-    @property
-    def is_late(self) -> bool:
-        """There is more that is due than was done at once, as after a start; `look` does a bite of it."""
-        due_ms = None if self._timing is None else self._timing.next_ms()
-        return due_ms is not None and due_ms <= self._host.now_ms() and not self._queue.deleted
+    def lets_give_out(self) -> bool:
+        """What is over goes before anybody is given anything. While more is over than a bite nobody is: the alarm does
+        the others, and wakes the queue then.
+        """
+        now_ms = self._host.now_ms()
+        if now_ms < self._alarm_ms:
+            return True
+        self.look(now_ms)
+        return not self._is_late(now_ms)
+
+    def _is_late(self, now_ms: int) -> bool:
+        """More is due than was done at once, as after a start."""
+        due_ms = None if self.timing is None else self.timing.next_ms()
+        return due_ms is not None and due_ms <= now_ms
 
     # --- alarms ------------------------------------------------------------------------
 
@@ -140,7 +149,7 @@ class QueueRules:
             self._alarm = self._host.at_ms(due_ms, self._ring)
 
     def arm(self, rang_ms: int = 0) -> None:
-        due_ms = None if self._timing is None else self._timing.next_ms()
+        due_ms = None if self.timing is None else self.timing.next_ms()
         if due_ms is not None:
             self._wake_at(due_ms if due_ms <= rang_ms else max(due_ms, rang_ms + _SPACING_MS))
 
@@ -151,6 +160,8 @@ class QueueRules:
             return
         now_ms = self._host.now_ms()
         self.look(now_ms)
+        if not self._is_late(now_ms):
+            queue.wake()
         expires_ms = queue.settings.expires_ms
         if expires_ms and not queue.consumers:
             if now_ms >= self._used_ms + expires_ms:
@@ -161,15 +172,19 @@ class QueueRules:
 
     def look(self, now_ms: int) -> None:
         """Do what is due: a bite of it."""
-        timing, queue = self._timing, self._queue
+        timing, queue = self.timing, self._queue
         if timing is None:
             return
         due = timing.due(now_ms)
-        if due:
-            self._become_due(timing, due)
-            if queue.turns.consumers:
-                self._read_ahead(timing, now_ms)
+        lifeless = self._become_due(timing, due) if due else []
+        if due and queue.turns.consumers:
+            self._read_ahead(timing, now_ms)
         self._drop_expired(timing, now_ms)
+        if lifeless:
+            if queue.turns.consumers and not queue.partition.suspended and not self._is_late(now_ms):
+                queue.give_out()
+            timing.expire_at([now_ms] * len(lifeless), lifeless)
+            self._drop_expired(timing, now_ms)
         timing.sweep(queue.message_count, self._present)
 
     def _drop_expired(self, timing: Timing, now_ms: int) -> None:
@@ -195,9 +210,9 @@ class QueueRules:
     # --- messages in -------------------------------------------------------------------
 
     def need_timing(self) -> Timing:
-        if self._timing is None:
-            self._timing = Timing(self._host.now_ms())
-        return self._timing
+        if self.timing is None:
+            self.timing = Timing(self._host.now_ms())
+        return self.timing
 
     def delay(self, arrival: Arrival) -> list[Range]:
         """Hold back those messages of a slab that have a delay; the ranges of the others."""
@@ -217,12 +232,14 @@ class QueueRules:
             at = index + 1
         return rest
 
-    def _become_due(self, timing: Timing, offsets: list[int]) -> None:
-        """Delayed messages stand at the end of the line now, and begin to live."""
+    def _become_due(self, timing: Timing, offsets: list[int]) -> list[int]:
+        """Delayed messages stand at the end of the line now, and begin to live; those that live for no time: somebody
+        has them now, or nobody.
+        """
         queue = self._queue
         position = queue.partition.next_offset
         ttl_ms = queue.settings.message_ttl_ms
-        deadlines, mortal = [], []
+        deadlines, mortal, lifeless = [], [], []
         if queue.returns is not None and queue.returns.tries:
             again = [offset for offset in offsets if offset in queue.returns.tries]
             offsets = [offset for offset in offsets if offset not in queue.returns.tries]
@@ -236,13 +253,18 @@ class QueueRules:
             line.due.append((position, offset))
             mortal_too = came_ms and (ttl_ms is not None or facts >> 9 & TTL_MASK)
             deadline_ms = deadline_ms_of(facts, came_ms, ttl_ms) if mortal_too else None
-            if deadline_ms is not None:
-                deadlines.append(deadline_ms)
-                mortal.append(offset)
+            if deadline_ms is None:
+                continue
+            if deadline_ms == came_ms + delay_ms_of(facts):
+                lifeless.append(offset)
+                continue
+            deadlines.append(deadline_ms)
+            mortal.append(offset)
         if mortal:
             timing.expire_at(deadlines, mortal)
         self.came_back(offsets)
         queue.wake()
+        return lifeless
 
     def _read_ahead(self, timing: Timing, now_ms: int) -> None:
         """Have messages read before they are due: then it takes no time to give them out."""
@@ -308,7 +330,7 @@ class QueueRules:
             levels.fresh.ready.clear()
             for arrival, first, end in parts:
                 sort_in(levels, arrival, first, end)
-        if self._timing is None:
+        if self.timing is None:
             if queue.settings.message_ttl_ms is None and not any(map(is_mortal, fresh)):
                 return
             self.need_timing()
@@ -403,11 +425,11 @@ class QueueRules:
     @property
     def delayed_count(self) -> int:
         """How many messages wait for their time."""
-        return 0 if self._timing is None else self._timing.pending
+        return 0 if self.timing is None else self.timing.pending
 
     def delayed(self) -> Iterable[tuple[int, int]]:
         """(due time in ms, offset) of every delayed message."""
-        return () if self._timing is None else self._timing.delayed()
+        return () if self.timing is None else self.timing.delayed()
 
     def cancel_delayed(self, offset: int) -> bool:
         """Give up a delayed message; False if it is not there."""

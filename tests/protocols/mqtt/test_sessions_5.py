@@ -142,6 +142,7 @@ async def test_mqtt_3_3_2_5_what_expired_while_the_broker_was_down_is_not_sent(c
     async with open_broker(left, wall_clock_ms=lambda: now_ms + 600_000) as broker:
         client = World(broker).open()
         await client.send(connect_5("s", block(session_expiry=600), flags=RESUME))
+        await later(clock, 0.1)
         _, *got = await told(client, 2)
         assert [delivery(one)[3] for one in got] == [b"6000"]
 

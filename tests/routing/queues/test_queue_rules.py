@@ -6,7 +6,7 @@ import random
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import MemoryFiles
 from routing.administration.operations import administer
@@ -259,10 +259,27 @@ async def test_a_million_stale_timers_are_swept(clock: MockClock) -> None:
         client.session.publish(slab("q", ["x"], pack(True, 0, 5)))
         running.turn()
         await passing(clock, 0.02)
-        timing = running.broker.topology.queues["q"].rules._timing
+        timing = running.broker.topology.queues["q"].rules.timing
         assert timing is not None
         assert timing._expiry is not None
         assert len(timing._expiry) < 10_000
+
+
+@pytest.mark.parametrize("count", [1, 5000])
+async def test_who_consumes_is_given_nothing_that_is_over_however_much_that_is(count: int, clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        client = running.client()
+        await client.consume("q", prefetch=1)
+        client.publish("q", "first")
+        client.session.publish(slab("q", ["over"] * count, pack(True, 0, 100)))
+        client.publish("q", "last")
+        ((delivery),) = client.take()
+        clock.jump(0.2)  # nothing has run since
+        client.ack(delivery.id)
+        got = client.take_bodies()
+        await wait_all_tasks_blocked(0.001)
+        assert got + client.take_bodies() == ["last"]
 
 
 # --- delays ----------------------------------------------------------------------------
@@ -298,6 +315,22 @@ async def test_a_delayed_message_begins_to_live_when_it_is_due(clock: MockClock)
         assert running.count("q") == 1
         await passing(clock, 0.1)
         assert running.count("q") == 0
+
+
+async def test_a_delayed_message_that_lives_for_no_time_is_for_who_waits_when_it_is_due(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await delaying(running)
+        client = running.client()
+        client.session.publish(slab("q", ["a"], [pack(True, 0, 0, 1000)]))
+        running.turn()
+        await passing(clock, 1.05)
+        assert running.count("q") == 0
+        await client.consume("q", no_ack=True)
+        assert client.take_bodies() == []
+        client.session.publish(slab("q", ["b", "c"], [pack(True, 0, 0, 1000), pack(True, 0, 20, 1000)]))
+        running.turn()
+        await passing(clock, 1.05)
+        assert client.take_bodies() == ["b"], "and what lived for some time is over"
 
 
 async def test_delayed_messages_can_be_listed_and_cancelled_and_are_not_purged(clock: MockClock) -> None:

@@ -10,6 +10,7 @@ import trio
 from routing.cluster.clients import served_broker
 from routing.consumer import Consumer
 from routing.errors import NotFound
+from routing.facts import pack
 from routing.message import Slab
 from routing.session import Session
 from tests.routing.harness import PERSISTENT
@@ -65,6 +66,23 @@ async def test_what_is_known_of_one_goes_with_its_queue(
                 await trio.sleep(0.001)
         assert not served[0].unsettled
         assert served[0] not in leader.sessions
+
+
+@pytest.mark.parametrize("count", [1, 5000])
+async def test_who_begins_to_consume_is_given_nothing_that_is_over_however_much_that_is(count: int) -> None:
+    async with town_of(1, 2, stripes=1) as town:
+        leader, client = town.nodes[1].broker, Client(town.nodes[2])
+        await leader.declare_queue("q", durable=True)
+        publisher = Client(town.nodes[1]).session
+        publisher.publish(Slab("", "q", PERSISTENT, [b"over"] * count, facts=[pack(True, 0, 200)] * count))
+        publisher.publish(Slab("", "q", PERSISTENT, [b"last"]))
+        leader.end_turn()
+        leader.clock._start_ms += 1000  # nothing has run since
+        await client.session.consume("q", tag="c", no_ack=True)
+        with trio.fail_after(10):
+            while not client.got:
+                await trio.sleep(0.001)
+        assert client.got == 1
 
 
 async def test_who_is_about_to_consume_is_told_that_the_queue_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
