@@ -155,12 +155,14 @@ def _settle(queue: Queue, found: Reservation, count: int) -> None:
 
 def _reserve_more(queue: Queue, reader: str, found: Reservation, count: int) -> None:
     taken: list[Range] = []
+    heads: list[tuple[int, int, bool]] = []
     while count > 0 and len(taken) < RANGES_MAX:
-        first, number, _ = queue.head()
+        first, number, redelivered = queue.head()
         number = min(number, count)
         if not number:
             break
         queue.take(number)
+        heads.append((first, number, redelivered))
         count -= number
         if taken and sum(taken[-1]) == first:
             taken[-1] = taken[-1][0], taken[-1][1] + number
@@ -171,7 +173,8 @@ def _reserve_more(queue: Queue, reader: str, found: Reservation, count: int) -> 
     try:
         _note(queue, reader, found, taken)
     except LogUnavailable:
-        queue.put_back(offset for first, number in taken for offset in range(first, first + number))
+        for first, number, redelivered in heads:
+            queue.not_taken(range(first, first + number), redelivered)
         raise
     found.add(taken)
     queue.rules.used()

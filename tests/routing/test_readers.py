@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from core_log.errors import LogUnavailable
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import iterate_records, parse_header
 from routing import filter_streams
@@ -20,6 +21,7 @@ from routing.administration import administer
 from routing.errors import AccessRefused, BrokerError, InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable
 from routing.facts import pack
 from routing.message import Properties, Slab
+from routing.queues.homes.queue_partition import QueuePartition
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, PROTOCOL, Engine, engine, killed, passing, wall_clock_ms, with_headers
 
@@ -259,6 +261,27 @@ async def test_nothing_is_reserved_that_the_disk_does_not_take() -> None:
         await running.until(lambda: running.home("q").log.error is None)
         end, _ = await reserve(running, 0, 4)
         assert await read(running, 0, end) == texts(0, 4)
+
+
+async def test_what_a_log_refuses_to_reserve_stands_in_line_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-length-bytes": 1000, "x-max-priority": 5})
+        client = running.client()
+        facts = [pack(True, priority) for priority in (0, 4, 4, 0)]
+        client.session.publish(Slab("", "q", PERSISTENT, [b"a", b"b", b"c", b"d"], facts=facts))
+        running.turn()
+        queue = running.broker.topology.queues["q"]
+        assert queue.rules.sizes is not None
+        with monkeypatch.context() as refusing:
+            refusing.setattr(QueuePartition, "append_controls", refuse)
+            with pytest.raises(StorageUnavailable):
+                await reserve(running, 0, 4)
+        assert (queue.rules.sizes.waiting_bytes, queue.outstanding) == (4, 0)
+        assert await running.drain("q") == [(body, False) for body in "bcad"]
+
+
+def refuse(*_: object) -> None:
+    raise LogUnavailable("the log cannot be written to")
 
 
 # --- browsing -----------------------------------------------------------------------------
