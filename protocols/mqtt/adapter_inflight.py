@@ -269,7 +269,7 @@ class Inflight:
         )
 
     def _received(self, event: Acknowledgements) -> None:
-        failed = {packet_id for packet_id, _ in event.failed}
+        failed = {packet_id for packet_id, _ in event.failed if packet_id not in self._held}  # else it was received
         if self._unreceived:
             for first, last in event.ranges:
                 self._unreceived.difference_update(range(first, last + 1))

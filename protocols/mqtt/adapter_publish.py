@@ -48,7 +48,7 @@ _ANSWERS = (None, PUBACK, PUBREC)
 _FAILURE = 0x80
 
 
-def ids_of(packet_ids: bytes) -> array[int]:
+def ids_of(packet_ids: bytes | bytearray) -> array[int]:
     """Packet ids of two bytes each, as numbers."""
     ids = array("H", packet_ids)
     if byteorder == "little":
@@ -366,7 +366,9 @@ class Publishing:
                 if answer.waits:
                     break
                 answers.popleft()
-                self._send(answer.kind, bytes(answer.ids), answer.reason)
+                ids = bytes(answer.ids) if answer.reason else self._still_taken(answer.ids)
+                if ids:
+                    self._send(answer.kind, ids, answer.reason)
                 continue
             if not verdicts:
                 break
@@ -403,6 +405,11 @@ class Publishing:
         homes, _ = self._release_numbers(ids_of(bytes(answer.ids)))
         if homes:
             self._session.confirms.when_written(homes, self._waiting(answer))
+
+    def _still_taken(self, ids: bytearray) -> bytes:
+        """Of publishes that had come before: where the first of them was refused since, that is the answer to all."""
+        taken = self._taken
+        return bytes(ids) if taken.issuperset(ids_of(ids)) else _bytes_of([one for one in ids_of(ids) if one in taken])
 
     def _send(self, kind: AcknowledgementKind, ids: bytes, reason: int) -> None:
         if reason >= _FAILURE and kind is PUBREC:

@@ -166,6 +166,38 @@ async def test_mqtt_4_3_3_9_an_id_that_is_refused_when_it_comes_again_is_another
         assert bodies == [b"1", b"2"]
 
 
+async def test_a_publish_that_comes_again_is_refused_with_the_first_of_them() -> None:
+    async with open_broker(MemoryFiles()) as broker:
+        world = World(broker)
+        await broker.declare_queue("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        await broker.bind("queue", "full", "amq.topic", "t")
+        client, _ = await opened(world, "p")
+        assert await answers(client, publish_5("t", b"1", qos=2, packet_id=1)) == [(PUBREC, 1, 0)]
+        twice = [publish_5("t", b"2", qos=2, packet_id=7, dup=dup) for dup in (False, True)]
+        await client.adapter.handle(twice[0])  # it is answered when the turn ends
+        await client.send(twice[1], publish_5("u", b"3", qos=1, packet_id=9))
+        found = await told(client, 2)
+        assert found == [(PUBREC, b"\0\7\x97"), (PUBACK, b"\0\x09\x10")]
+
+
+@pytest.mark.parametrize("expiry_s", [0, 60])
+async def test_mqtt_4_3_3_who_has_received_a_message_cannot_reject_it_any_more(world: World, expiry_s: int) -> None:
+    """PUBREC with an error behind one without: the exchange goes on until PUBCOMP, and the id is in use."""
+    client = await subscribed(world, ("a", 2), expiry_s=expiry_s)
+    sender, _ = await opened(world, "p")
+    await sender.send(publish_5("a", b"x", qos=1))
+    ((_, body),) = await told(client)
+    packet_id = int.from_bytes(body[3:5], "big")
+    await client.send(acknowledge(PUBREC, packet_id))
+    assert await told(client) == [(PUBREL, body[3:5])]
+    await client.send(acknowledge_5(PUBREC, packet_id, 0x83))
+    assert await told(client) == [(PUBREL, body[3:5])]
+    inflight = client.adapter.inflight
+    assert inflight.packet_ids.held() == [(packet_id, packet_id)]
+    await client.send(acknowledge(PUBCOMP, packet_id))
+    assert (inflight.packet_ids.outstanding, inflight.packet_ids.held()) == (0, [])
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("expiry_s", [0, 60])
 async def test_mqtt_4_4_0_2_what_a_subscriber_rejects_goes_to_the_dead_letter_exchange(
