@@ -56,7 +56,15 @@ class Authentication:
         self.asked_for = exchange.user
         challenge = exchange.challenge(await self._adapter.broker.rights.scram_credential(exchange.user, method))
         self._exchange = exchange
-        self._adapter.outbox.write(self._adapter.wire.auth(ReasonCode.CONTINUE_AUTHENTICATION, method, challenge))
+        return self._tell(ReasonCode.CONTINUE_AUTHENTICATION, method, challenge)
+
+    def _tell(self, reason: ReasonCode, method: str, data: bytes) -> ReasonCode:
+        """Send AUTH, if the client takes packets as large (MQTT-3.1.2-24)."""
+        most = (self._connect or self._adapter.connect).packet_bytes_max
+        packet = self._adapter.wire.auth(reason, method, data)
+        if most is not None and len(packet) > most:
+            return ReasonCode.PACKET_TOO_LARGE
+        self._adapter.outbox.write(packet)
         return ReasonCode.SUCCESS
 
     async def go_on(self, event: Authenticate) -> tuple[ReasonCode, Connect | None]:
@@ -78,7 +86,6 @@ class Authentication:
             return ReasonCode.NOT_AUTHORIZED, connect
         self.user = exchange.user
         if connect is None:
-            self._adapter.outbox.write(self._adapter.wire.auth(ReasonCode.SUCCESS, method, last))
-        else:
-            connect.authentication_data = last
+            return self._tell(ReasonCode.SUCCESS, method, last), None
+        connect.authentication_data = last
         return ReasonCode.SUCCESS, connect

@@ -158,3 +158,27 @@ async def test_auth_out_of_turn(world: World, reason: int) -> None:
     await client.send(auth_5(reason, said("SCRAM-SHA-256", b"")))
     assert told(client)[:2] == (0xE0 if reason == 0x18 else 0x20, ReasonCode.PROTOCOL_ERROR)
     assert client.closed
+
+
+async def test_mqtt_3_1_2_24_a_challenge_that_is_larger_than_the_client_takes(world: World) -> None:
+    client, scram = stranger(world), ScramClient("me", "right", "SCRAM-SHA-256")
+    properties = said("SCRAM-SHA-256", scram.first_message()) + block(packet_bytes_max=60)
+    await client.send(connect_5("c1", properties))
+    assert told(client)[:2] == (0x20, ReasonCode.PACKET_TOO_LARGE)
+    assert client.closed
+
+
+@pytest.mark.parametrize("fits", ["challenge", "nothing"])
+async def test_mqtt_3_1_2_24_one_that_authenticates_again(world: World, fits: str) -> None:
+    client = stranger(world)
+    assert await log_in(client, "me", "right") == 0
+    client.adapter.connect.packet_bytes_max = 60 if fits == "nothing" else 400
+    scram = ScramClient("me", "right", "SCRAM-SHA-256")
+    await client.send(auth_5(0x19, said("SCRAM-SHA-256", scram.first_message())))
+    if fits == "challenge":
+        _, _, values = told(client)
+        scram.process_server_first_message(values["AuthenticationData"])
+        client.adapter.connect.packet_bytes_max = 60
+        await client.send(auth_5(0x18, said("SCRAM-SHA-256", scram.final_message())))
+    assert told(client)[:2] == (0xE0, ReasonCode.PACKET_TOO_LARGE)
+    assert client.closed
