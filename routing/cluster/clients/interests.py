@@ -94,7 +94,7 @@ class Interests:
         """What brokers have noted, over the link there is."""
         self._settled = trio.Event()
         self._same: dict[tuple[str, str], int] = {}
-        """Named queues of which another broker had one, too, when it was told of them."""
+        """Named queues here of which another broker had one, too, when it was told of them."""
         self._of: dict[int, dict[Interest, None]] = {}
         """What others want."""
         for vhost in topology.vhosts.values():
@@ -148,6 +148,8 @@ class Interests:
 
     def _tell_news(self) -> None:
         more, less = self._wanted.news()
+        for interest in less if self._same else ():
+            self._same.pop((interest.vhost, interest.pattern), None)
         while more or less:
             self._number += 1
             for link in self._links.values():
@@ -179,7 +181,7 @@ class Interests:
 
     def on_noted(self, link: InterestLink, number: int, same: Iterable[tuple[str, str]] = ()) -> None:
         """A broker has noted all up to this; it has queues of the same names (virtual host and name)."""
-        for one in same:
+        for one in filter(self._has, same):
             self._same[one] = min(link.broker, self._same.get(one, link.broker))
         if self._links.get(link.broker) is link:
             self._noted[link.broker] = max(self._noted[link.broker], number)
@@ -227,17 +229,17 @@ class Interests:
                 others.add(broker, interest)
             if away is not None and not interest.exchange and interest.arguments:
                 away.told(broker, interest)
-                if self._has(interest):
-                    same.append((interest.vhost, interest.pattern))
+                if self._has(name := (interest.vhost, interest.pattern)):
+                    same.append(name)
         for interest in less:
             self._remove(broker, interest)
             if away is not None and not interest.exchange and interest.arguments:
                 away.gone(broker, interest)
         return same
 
-    def _has(self, interest: Interest) -> bool:
-        vhost = self._topology.vhosts.get(interest.vhost)
-        queue = vhost.queues.get(interest.pattern) if vhost is not None else None
+    def _has(self, name: tuple[str, str]) -> bool:
+        vhost = self._topology.vhosts.get(name[0])
+        queue = vhost.queues.get(name[1]) if vhost is not None else None
         return queue is not None and not queue.partition.durable and not queue.exclusive
 
     def forget(self, broker: int) -> None:

@@ -319,3 +319,24 @@ async def test_a_virtual_host_that_is_made_anew_knows_what_others_want() -> None
         vhost = both.engines[1].broker.topology.vhost("other")
         slab = Slab("amq.direct", "k", TRANSIENT, [b"m"])
         assert [len(route.topics) for route, _ in vhost.router.routed(slab)] == [1]
+
+
+async def test_that_another_broker_had_a_queue_of_the_same_name_is_forgotten_with_the_queue() -> None:
+    """It is asked of a queue that was just made: what was said of one before would have that one wait."""
+    async with two() as both:
+        broker, interests, link = both.engines[1].broker, both.interests[1], both.links[1]
+        name = ("/", "q")
+
+        async def make() -> None:
+            await broker.declare_queue("q", durable=False)
+            interests.end_turn()
+
+        await make()
+        interests.on_noted(link, 1, [name])
+        assert interests.also_at(*name) == 2
+        interests.on_noted(link, 1, [name])
+        await broker.delete_queue("q")
+        interests.end_turn()
+        interests.on_noted(link, 1, [name])
+        await make()
+        assert interests.also_at(*name) is None
