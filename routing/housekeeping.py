@@ -57,6 +57,7 @@ async def housekeep(broker: Broker) -> None:
         transient.delete_dead_prefix()
         upkeep.look_after_readers(broker.leased, lease_clock_ms())
         queue_lag.tidy(broker)
+        broker.transactions.tidy()
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:
             reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000

@@ -245,6 +245,8 @@ class Transactions:
         self._locks: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._applied: set[bytes] = set()
         """Records that are only waiting to be removed."""
+        self._late: dict[bytes, list[tuple[PartitionLog, int]]] = {}
+        """Those of them that the disk did not let go when it was time, and what has to be durable before."""
 
     def _records(self) -> list[tuple[bytes, bytes]]:
         """The redo records: transactional ids of producers have theirs in the same store."""
@@ -390,22 +392,33 @@ class Transactions:
         plan.apply()
         self._applied.add(key)
         homes = plan.seal()
-        self._remove_when_durable(key, [*(home.log for home in homes), *(partition.log for partition in plan.topics)])
+        logs = [*(home.log for home in homes), *(partition.log for partition in plan.topics)]
+        self._remove_when_durable(key, [(log, log.log_end_offset) for log in logs])
 
-    def _remove_when_durable(self, key: bytes, logs: Sequence[PartitionLog]) -> None:
+    def _remove_when_durable(self, key: bytes, positions: list[tuple[PartitionLog, int]]) -> None:
         def done(error: StorageUnavailable | None) -> None:
-            if error is None:
-                self._remove(key)
+            if error is not None or not self._remove(key):
+                self._late[key] = positions
 
-        self._commits.when_committed([(log, log.log_end_offset) for log in logs], done)
+        self._commits.when_committed(positions, done, moves=True)
 
-    def _remove(self, key: bytes) -> None:
+    def _remove(self, key: bytes) -> bool:
         assert self.store is not None
         try:
             self.store.put(key, None)
-            self._applied.discard(key)
         except LogUnavailable:
-            pass  # `close` comes back to it
+            return False  # `tidy` and `close` come back to it
+        self._applied.discard(key)
+        return True
+
+    def tidy(self) -> None:
+        """Remove what the disk did not let go before: it would be applied again, whenever the process ends."""
+        late, self._late = self._late, {}
+        if late:
+            topics = self._topology.topics.values()
+            logs = {home.log for home in self._topology.led} | {one.log for topic in topics for one in topic.partitions}
+            for key, positions in late.items():
+                self._remove_when_durable(key, [one for one in positions if one[0] in logs])
 
     def close(self) -> None:
         """The logs of queues and topics are durable: what was applied needs no record any more."""
@@ -445,7 +458,7 @@ class Transactions:
                 home.seal_all()
             logger.warning("a transaction that was committed before the stop is applied again")
             self._applied.add(key)
-            self._remove_when_durable(key, list(logs))
+            self._remove_when_durable(key, [(log, log.log_end_offset) for log in logs])
 
     def _redo(self, part: Part) -> PartitionLog:
         """Have a log hold all of its part of a step; blocks. Raises CorruptBatch, LogUnavailable, OSError."""

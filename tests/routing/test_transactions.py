@@ -230,6 +230,39 @@ async def test_a_refusing_disk_leaves_everything_as_it_was() -> None:
         assert durable_counts(running) == [3, 0, 0, 0]
 
 
+async def test_what_a_disk_that_refused_for_a_moment_has_taken_is_not_applied_again_much_later() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, housekeeping_interval_ms=10) as running:
+        client = await world(running)
+        broker = running.broker
+        client.session.begin()
+        publish_to_two(client)
+        decided = []
+
+        def refuse(operation: str, path: str) -> None:
+            """From when it is decided on."""
+            if operation == "sync" and path.startswith("transactions/"):
+                decided.append(path)
+            elif operation == "write" and decided and not path.startswith("transactions/"):
+                raise OSError(errno.ENOSPC, "full")
+
+        files.hook = refuse
+        await client.session.commit()
+        await running.until(lambda: running.home("b").log.error is not None)
+        files.hook = None
+        await running.until(lambda: not broker.transactions._applied)
+        await running.synced()
+        log = broker.transactions.store.log
+        await running.until(lambda: log.written_offset == log.log_end_offset)
+        for name in ("a", "b"):
+            for _ in range(running.count(name)):
+                await client.session.get(name, no_ack=True)
+        await running.synced()
+        files = FaultyFiles(killed(files.inner))  # type: ignore[arg-type]
+    async with engine(files) as running:
+        assert durable_counts(running) == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("what", ["publishes to one stripe", "settlements of one stripe"])
 @pytest.mark.parametrize("refused", ["write", "sync"])
 async def test_a_commit_of_one_batch_is_answered_when_the_disk_has_taken_it(what: str, refused: str) -> None:
