@@ -239,6 +239,9 @@ class TopicPartition:
         log = self.log
         if not self._open or log.error is not None:
             return
+        if log.closed:
+            self._open.clear()  # of a transaction that was decided on as the topic was deleted
+            return
         if self.known is not None:
             self._seal_new(self.known)
         else:

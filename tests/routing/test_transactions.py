@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -389,6 +390,32 @@ async def test_what_is_decided_a_queue_takes_that_was_filled_meanwhile() -> None
             filled.set()
         files.hook = None
         assert sorted(body for body, _ in await running.drain("full")) == ["1", "2", "of the transaction"]
+
+
+@pytest.mark.parametrize("gone", ["a", "log"])
+async def test_what_is_deleted_while_it_is_decided_is_left_out(monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        client = await world(running)
+        broker = running.broker
+        await take(client)
+        change = broker.transactions.store.change
+
+        async def change_slowly(*args: Any, **options: Any) -> None:
+            await change(*args, **options)
+            await (broker.delete_topic("log") if gone == "log" else broker.delete_queue(gone))
+
+        monkeypatch.setattr(broker.transactions.store, "change", change_slowly)
+        client.session.begin()
+        client.ack(1, 2)
+        publish_everywhere(client)
+        await client.session.commit()
+        running.turn()
+        there = [name for name in QUEUES if name != gone]
+        expected = {"a": 2, "b": 1, "c": 1, "d": 2}
+        assert [running.count(name) for name in there] == [expected[name] for name in there]
+    async with engine(files) as running:
+        assert [running.count(name) for name in there] == [expected[name] for name in there]
 
 
 async def test_returns_come_with_the_commit_and_passing_consumers_get_theirs() -> None:
