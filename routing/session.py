@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import trio
+
 from routing.consumer import NOBODY, EachSink, consumer_argument
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
