@@ -96,7 +96,7 @@ def _of_broker(door: Door, name: str) -> Iterable[Entity]:
 
 
 def _broker_entry(one: BrokerSetting) -> Entity:
-    found = [(one.name, one.default, SOURCES["default"])]
+    found = [] if one.default is None else [(one.name, one.default, SOURCES["default"])]
     if one.value != one.default:
         found.insert(0, (one.name, one.value, SOURCES["broker"]))
     return Entity(

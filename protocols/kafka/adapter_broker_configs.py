@@ -15,12 +15,12 @@ from routing.topics.topic_config import FACTOR_DEFAULT, log_config
 
 
 class BrokerSetting(NamedTuple):
-    """One of them; `default` is what it would be if nobody said anything."""
+    """One of them; `default` is what it would be if nobody said anything, None where somebody has to."""
 
     name: str
     kind: Kind
     value: str
-    default: str
+    default: str | None
     documentation: str
 
 
@@ -68,10 +68,7 @@ def broker_settings(door: Door) -> list[BrokerSetting]:
     ]
     factor = "1" if broker.cluster is None else str(FACTOR_DEFAULT)
     minimum = "1" if broker.cluster is None else "2"
-    host, port = door.local
-    where = f"{door.config.advertised_host or host}:{door.config.advertised_port or port}"
     always: list[tuple[str, Kind, str, str]] = [
-        ("advertised.listeners", "string", where, "Where clients find this broker."),
         ("compression.type", "string", "producer", "Batches stay as their producers have compressed them."),
         ("default.replication.factor", "int", factor, "Replicas of topics for which nobody says how many."),
         ("delete.topic.enable", "boolean", "true", "Topics can be deleted."),
@@ -80,6 +77,8 @@ def broker_settings(door: Door) -> list[BrokerSetting]:
         ("unclean.leader.election.enable", "boolean", "false", "The default of topics."),
     ]
     found += [BrokerSetting(name, kind, value, value, text) for name, kind, value, text in always]
+    where = BrokerSetting("advertised.listeners", "list", _listener(door), None, "Where clients find this broker.")
+    found.append(where)
     own = KafkaConfig()
     minutes = str(broker.config.group_offsets_retention_ms // 60_000), str(default.group_offsets_retention_ms // 60_000)
     found.append(BrokerSetting("offsets.retention.minutes", "int", *minutes, "How long a group's offsets outlive it."))
@@ -88,6 +87,13 @@ def broker_settings(door: Door) -> list[BrokerSetting]:
     for name in ("broker.id", "node.id"):
         found.append(BrokerSetting(name, "int", str(door.node_id), "-1", "Who this broker is."))
     return sorted(found)
+
+
+def _listener(door: Door) -> str:
+    """As Kafka has it: what the client that asks speaks, and where."""
+    host, port = door.local
+    protocol = ("" if door.sasl is None else "SASL_") + ("SSL" if door.name == "kafkas" else "PLAINTEXT")
+    return f"{protocol}://{door.config.advertised_host or host}:{door.config.advertised_port or port}"
 
 
 def _text(value: Any) -> str:

@@ -142,7 +142,8 @@ async def test_a_broker_tells_of_itself() -> None:
         assert (found["auto.create.topics.enable"].value, found["auto.create.topics.enable"].config_source) == (
             "true", DEFAULT,
         )  # fmt: skip
-        assert found["advertised.listeners"].value == "127.0.0.1:9092"
+        where = found["advertised.listeners"]
+        assert (where.value, where.config_source, where.is_default) == ("PLAINTEXT://127.0.0.1:9092", OF_FILE, False)
         assert found["node.id"].value == "0"
         assert all(one.read_only for one in found.values())
         assert (await described(peer, "", BROKER)).configs == []
@@ -150,6 +151,15 @@ async def test_a_broker_tells_of_itself() -> None:
         assert (await change(peer, ("num.partitions", SET, "3"), name="0", kind=BROKER)).error_code == (
             ErrorCode.INVALID_REQUEST
         )
+
+
+async def test_where_a_broker_is_found_by_who_logs_in_over_tls() -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker, advertised_host="broker.example", advertised_port=9093)
+        peer.adapter.door.name, peer.adapter.door.sasl = "kafkas", object()
+        where = (await settings(peer, "0", BROKER))["advertised.listeners"]
+        assert where.value == "SASL_SSL://broker.example:9093"
+        assert [(one.value, one.source) for one in where.synonyms] == [(where.value, OF_FILE)]
 
 
 async def test_what_nobody_has_set_is_taken_back() -> None:
