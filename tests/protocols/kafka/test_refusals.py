@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -129,13 +130,13 @@ async def test_what_a_leader_had_that_was_cut_off_is_not_missed_when_it_leads_ag
 
 async def test_each_batch_that_is_late_costs_the_same_however_many_there_are() -> None:
     async with kafka_broker() as broker:
-        door, told, costs = Peer(broker).adapter.door, list[Any](), []
-        for count in (500, 500, 8000):
+        door, told, costs = Peer(broker).adapter.door, list[Any](), dict[int, float]()
+        for count in (500, 8000) * 3:  # the least counts: something else may be collected meanwhile
             topics = [Entity(name=TOPIC, partition_data=[Entity(index=at) for at in range(count)])]
             producing = Producing(door, Call(9, None, told.append), Entity(acks=ALL, topic_data=topics))
             began = time.process_time()
             producing.timed_out()
-            costs.append(time.process_time() - began)
+            costs[count] = min(time.process_time() - began, costs.get(count, math.inf))
             answered = {one.error_code for one in told[-1].responses[0].partition_responses}
             assert answered == {ErrorCode.REQUEST_TIMED_OUT}
-        assert costs[2] < 16 * 5 * costs[1], "in proportion"
+        assert costs[8000] < 16 * 5 * costs[500], "in proportion"
