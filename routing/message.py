@@ -27,6 +27,7 @@ RESERVED_HEADER_PREFIX = "millrace."
 NAME_ENCODING_ERRORS = "surrogateescape"
 
 KEY_BYTES_MAX = 255
+"""A routing key has at most so many; a longer key of a record is cut for those who get it as one."""
 
 
 def is_key(text: str) -> bool:

@@ -348,13 +348,13 @@ class MqttAdapter:
         """Whether a client takes packets as large as its CONNACK. If not it is told only that, if it takes as much
         (MQTT-3.1.2-24): who knows nothing of the broker's limits would be closed for them.
         """
-        most, size = connect.packet_bytes_max, len(self.wire.connack(ReasonCode.SUCCESS, properties=told))
-        if most is None or size <= most:
+        size = len(self.wire.connack(ReasonCode.SUCCESS, properties=told))
+        if connect.takes(size):
             return True
         refusal = self.wire.connack(ReasonCode.PACKET_TOO_LARGE)
-        if len(refusal) <= most:
+        if connect.takes(len(refusal)):
             self.outbox.write(refusal)
-        self.end(f"it takes packets of {most} bytes, and CONNACK has {size}")
+        self.end(f"it takes packets of {connect.packet_bytes_max} bytes, and CONNACK has {size}")
         return False
 
     def _refuse(self, code: ReasonCode, connect: Connect | None) -> None:

@@ -60,9 +60,8 @@ class Authentication:
 
     def _tell(self, reason: ReasonCode, method: str, data: bytes) -> ReasonCode:
         """Send AUTH, if the client takes packets as large (MQTT-3.1.2-24)."""
-        most = (self._connect or self._adapter.connect).packet_bytes_max
         packet = self._adapter.wire.auth(reason, method, data)
-        if most is not None and len(packet) > most:
+        if not (self._connect or self._adapter.connect).takes(len(packet)):
             return ReasonCode.PACKET_TOO_LARGE
         self._adapter.outbox.write(packet)
         return ReasonCode.SUCCESS

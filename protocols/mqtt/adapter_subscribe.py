@@ -182,11 +182,11 @@ class Subscribing:
         """Send SUBACK or UNSUBACK, if the client takes packets as large (MQTT-3.1.2-24). It would wait for ever for one
         that it is not sent: then the connection ends.
         """
-        most = self._adapter.connect.packet_bytes_max
-        if most is None or len(packet) <= most:
+        connect = self._adapter.connect
+        if connect.takes(len(packet)):
             self._adapter.outbox.write(packet)
         else:
-            reason = f"it takes packets of {most} bytes, and the answer has {len(packet)}"
+            reason = f"it takes packets of {connect.packet_bytes_max} bytes, and the answer has {len(packet)}"
             self._adapter.end(reason, code=ReasonCode.PACKET_TOO_LARGE)
 
     def _changed(self) -> None:

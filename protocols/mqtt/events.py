@@ -69,6 +69,10 @@ class Connect:
     is_bridge: bool = False
     """Of 3.1 and 3.1.1: it wants nothing that it has published itself, and the RETAIN flag of what comes."""
 
+    def takes(self, size: int) -> bool:
+        """Whether a packet of so many bytes may be sent to the client (Maximum Packet Size, MQTT-3.1.2-24)."""
+        return self.packet_bytes_max is None or size <= self.packet_bytes_max
+
 
 class PublishRun(msgspec.Struct, gc=False):
     """Consecutive PUBLISH packets with one QoS (0, 1, 2) and one RETAIN flag.

@@ -24,6 +24,7 @@ from core_log.record_batch import decode_header_block, parse_header
 from core_log.record_fields import RecordFields, decode_fields
 from core_log.varint import read_varint, varint
 from routing.message import (
+    KEY_BYTES_MAX,
     NAME_ENCODING_ERRORS,
     RESERVED_HEADER_PREFIX,
     TYPED_BY_HEADER,
@@ -42,8 +43,6 @@ RECORD_PROTOCOL = "record"
 """Of property bytes that are a record's header block."""
 
 _EXCHANGE_HEADER = f"{RESERVED_HEADER_PREFIX}exchange"
-_KEY_BYTES_MAX = 255
-"""A routing key has at most so many; a longer key of a record is cut for those who get it as one."""
 _SLAB_MESSAGES_MAX = 1024
 _SLAB_BYTES_MAX = 256 << 10
 _DIGITS_MAX = 18
@@ -248,7 +247,7 @@ class StreamReader:
         exchange, lead = "", b""
         self._lead = _NO_LEAD
         for name, value in decode_header_block(block)[:2] if block != b"\0" else ():
-            if name == _EXCHANGE_HEADER and value is not None and not lead and len(value) <= _KEY_BYTES_MAX:
+            if name == _EXCHANGE_HEADER and value is not None and not lead and len(value) <= KEY_BYTES_MAX:
                 exchange = _text(value)
                 lead = _named(name) + varint(len(value)) + value
                 continue
@@ -288,7 +287,7 @@ def _bodies(values: list[bytes | None]) -> list[bytes]:
 
 
 def _routing_keys(keys: list[bytes | None]) -> list[str]:
-    if None not in keys and max(map(len, cast(list[bytes], keys))) <= _KEY_BYTES_MAX:
+    if None not in keys and max(map(len, cast(list[bytes], keys))) <= KEY_BYTES_MAX:
         return decode_keys(cast(list[bytes], keys))
     return list(map(_routing_key, keys))
 
@@ -296,6 +295,6 @@ def _routing_keys(keys: list[bytes | None]) -> list[str]:
 def _routing_key(key: bytes | None) -> str:
     if key is None:
         return ""
-    if len(key) > _KEY_BYTES_MAX:
-        return key[:_KEY_BYTES_MAX].decode("utf-8", "ignore")
+    if len(key) > KEY_BYTES_MAX:
+        return key[:KEY_BYTES_MAX].decode("utf-8", "ignore")
     return key.decode("utf-8", NAME_ENCODING_ERRORS)

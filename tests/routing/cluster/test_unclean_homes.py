@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import trio
 
+from core_log.memory_files import MemoryFiles
 from routing.cluster.metadata import operating
 from routing.cluster.metadata.log_names import home_log
 from tests.routing.cluster.test_homes import all_committed, home_of
-from tests.support.home_cluster import mesh, until
+from tests.support.home_cluster import Member, Mesh, mesh, until
+
+
+async def until_standbys_have_all(brokers: Mesh, leader: Member, index: int) -> None:
+    """The standbys of all others have taken all of it in, and say so in a checkpoint."""
+    for member in brokers.members.values():
+        if member is not leader:
+            await until(lambda member=member: member.files.exists(f"queues/{index}/checkpoint"))  # type: ignore[misc]
+
+
+async def led_uncleanly(brokers: Mesh, leader: Member, index: int, disks: dict[int, MemoryFiles]) -> None:
+    """A broker that is not in sync leads from now on; then those come back that were."""
+    log = home_log(index)
+    await operating.allow_unclean(leader.part, [log], on=True)
+    await until(lambda: leader.part.state_of(log).unclean_epoch > 0)
+    for me, disk in disks.items():
+        await brokers.add(me, disk)
+    assert await brokers.settled(index) is leader
 
 
 async def test_queues_are_what_the_log_of_an_unclean_leader_says() -> None:
@@ -27,20 +45,14 @@ async def test_queues_are_what_the_log_of_an_unclean_leader_says() -> None:
             assert await reader.session.get("q", no_ack=True)
         leader.turn()
         await all_committed(leader, index)
-        for member in brokers.members.values():
-            if member is not leader:  # its standby has taken all of it in, and says so in a checkpoint
-                await until(lambda member=member: member.files.exists(f"queues/{index}/checkpoint"))  # type: ignore[misc]
+        await until_standbys_have_all(brokers, leader, index)
         three = await brokers.add(3, late)
         three.cut()
         disks = {me: await brokers.kill(me) for me in (1, 2)}
         await until(lambda: three.part.state_of(log).leader is None)
         await trio.sleep(0.05)
         assert three.part.state_of(log).leader is None, "nobody leads who lacks something"
-        await operating.allow_unclean(three.part, [log], on=True)
-        await until(lambda: three.part.state_of(log).unclean_epoch > 0)
-        for me, disk in disks.items():
-            await brokers.add(me, disk)
-        assert await brokers.settled(index) is three
+        await led_uncleanly(brokers, three, index, disks)
         assert three.count("q") == 10
         await three.client().publish_safely("q", *range(20, 25))
         await all_committed(three, index)
@@ -63,17 +75,11 @@ async def test_queues_are_what_the_log_says_of_an_unclean_leader_that_had_nothin
         leader = await brokers.settled(index)
         await leader.client().publish_safely("q", *range(20))
         await all_committed(leader, index)
-        for member in brokers.members.values():
-            if member is not leader:  # its standby has taken all of it in, and says so in a checkpoint
-                await until(lambda member=member: member.files.exists(f"queues/{index}/checkpoint"))  # type: ignore[misc]
+        await until_standbys_have_all(brokers, leader, index)
         three = await brokers.add(3, nothing)
         three.cut()
         disks = {me: await brokers.kill(me) for me in (1, 2)}
-        await operating.allow_unclean(three.part, [log], on=True)
-        await until(lambda: three.part.state_of(log).unclean_epoch > 0)
-        for me, disk in disks.items():
-            await brokers.add(me, disk)
-        assert await brokers.settled(index) is three
+        await led_uncleanly(brokers, three, index, disks)
         assert three.count("q") == 0
         await three.client().publish_safely("q", *range(20, 50))
         reader = three.client()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from routing.broker import Broker
 from routing.cluster.clients import served_broker
 from routing.consumer import Got
 from routing.message import Slab
@@ -37,6 +38,21 @@ class Client:
         return True
 
 
+def slow_gets(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[trio.Event, trio.Event]:
+    """Gets at a broker wait: that there is one, and when they go on."""
+    asked, go_on = trio.Event(), trio.Event()
+    get = Session.get
+
+    async def slow(self: Session, queue_name: str, *, no_ack: bool) -> Got | None:
+        if self.broker is broker:
+            asked.set()
+            await go_on.wait()
+        return await get(self, queue_name, no_ack=no_ack)
+
+    monkeypatch.setattr(Session, "get", slow)
+    return asked, go_on
+
+
 async def test_who_waits_for_the_disk_is_answered_though_another_one_is_done_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -47,16 +63,7 @@ async def test_who_waits_for_the_disk_is_answered_though_another_one_is_done_mea
         publisher.broker.end_turn()
         first = await one.session.get("q", no_ack=False)
         assert first is not None
-        asked, settled = trio.Event(), trio.Event()
-        get = Session.get
-
-        async def slow(self: Session, queue_name: str, *, no_ack: bool) -> Got | None:
-            if self.broker is publisher.broker:
-                asked.set()
-                await settled.wait()
-            return await get(self, queue_name, no_ack=no_ack)
-
-        monkeypatch.setattr(Session, "get", slow)
+        asked, settled = slow_gets(publisher.broker, monkeypatch)
         found: list[Got | None] = []
 
         async def wait() -> None:
@@ -84,16 +91,7 @@ async def test_who_waits_is_answered_though_all_that_it_had_was_taken_back_meanw
         await leader.broker.declare_queue("q", durable=True)
         Client(leader).publish(b"first", b"second")
         assert await client.get()
-        asked, ended = trio.Event(), trio.Event()
-        get = Session.get
-
-        async def slow(self: Session, queue_name: str, *, no_ack: bool) -> Got | None:
-            if self.broker is leader.broker:
-                asked.set()
-                await ended.wait()
-            return await get(self, queue_name, no_ack=no_ack)
-
-        monkeypatch.setattr(Session, "get", slow)
+        asked, ended = slow_gets(leader.broker, monkeypatch)
         found: list[tuple[bytes, int] | None] = []
 
         async def wait() -> None:
