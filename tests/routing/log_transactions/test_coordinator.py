@@ -50,7 +50,7 @@ class World:
         await self.coordinator.add(name, *producer, "u@here", partitions=[("t", one) for one in partitions], **more)
 
     async def write(self, producer: tuple[int, int], value: bytes, partition: int = 0, name: str = "id") -> None:
-        """As a door does it."""
+        """As a door and its client do it, who ends no transaction before all of it was confirmed."""
         place = self.broker.topics["t"].partitions[partition]
         sequence = 0
         for one in (await place.producers.states()).active():
@@ -63,6 +63,7 @@ class World:
 
         await place.append_once([parse_header(batch)], [batch], check)
         self.broker.end_turn()
+        await place.log.wait_committed(place.log.log_end_offset)
 
     async def end(self, producer: tuple[int, int], *, committed: bool = True, name: str = "id") -> None:
         await self.coordinator.end(name, *producer, committed=committed)
