@@ -46,6 +46,7 @@ from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
 from routing.groups.lag_rules import LagRules
 from routing.housekeeping import close, halve_caches, housekeep
+from routing.kept.giving_out import GivingOut
 from routing.kept.retained import Retained
 from routing.kept.wills import Wills
 from routing.log_transactions.coordinator import TransactionCoordinator
@@ -188,6 +189,7 @@ class Broker(Turns):
         self.keeping: Keeping | None = None
         """What brokers of a cluster keep together of retained messages and wills."""
         self._keep_retained()
+        self.giving_out = GivingOut(self.spawn)
         self.groups = Coordinator(self, self._timer, wall_clock_ms)
         topics = TopicControl(self)
         self.coordinator = TransactionCoordinator(self)  # of transactional producers

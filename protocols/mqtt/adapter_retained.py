@@ -12,8 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
+
+import trio
 
 from protocols.mqtt.adapter_dollar import OWN_TOPICS, Kind, Mixed, NotReady, divided, to_later
 from protocols.mqtt.adapter_sessions import sessions_of
@@ -23,7 +26,7 @@ from protocols.mqtt.raw import GIVEN, RETAIN, mark_in, mark_of, with_flags, with
 from protocols.mqtt.reasons import ReasonCode
 from routing.commits import storage_errors
 from routing.errors import AccessRefused, BrokerError, LimitExceeded
-from routing.kept.retained import give_out
+from routing.kept.giving_out import Subscriber
 from routing.message import Properties, Slab
 from routing.republishing.later import register_publisher
 from routing.session import Session
@@ -122,45 +125,69 @@ class Retaining:
 
     async def give_out(self, queue_name: str, asked: Iterable[tuple[str, SubscriptionOptions]]) -> None:
         """Put what is retained for new subscriptions, by pattern, into the client's queue (MQTT-3.3.1-6), each on
-        the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
+        the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8). Returns when all
+        is there, or waits for the client: then it goes on, and the client is served meanwhile.
         """
-        asked, giving = list(asked), sessions_of(self._adapter.broker).giving
-        for pattern, _ in asked:
-            giving[queue_name, pattern] = self
-        try:
-            await self._give_all_out(queue_name, asked)
-        finally:
-            for pattern, _ in asked:
-                if giving.get((queue_name, pattern)) is self:
-                    del giving[queue_name, pattern]
-
-    async def _give_all_out(self, queue_name: str, asked: Sequence[tuple[str, SubscriptionOptions]]) -> None:
-        keeping = self._adapter.broker.keeping
-        if keeping is not None and asked:
+        broker, may_return = self._adapter.broker, trio.Event()
+        giving, keeping = sessions_of(broker).giving, broker.keeping
+        if keeping is not None:
             await keeping.all_told()
-        for pattern, options in asked:
-            key = queue_name, pattern
-            try:
-                if keeping is not None:
-                    async with aclosing(keeping.pages(self._vhost, pattern, EXCHANGE)) as pages:
-                        async for page in pages:
-                            await self._give_out(key, page, options)
-                    continue
-                names = self._retained.matching(self._vhost, pattern, "mqtt")
-                if names:
-                    await self._give_out(key, self._retained.slabs(self._vhost, names, EXCHANGE), options)
-            except BrokerError as error:
-                log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
+            found = [(pattern, options, list[str]()) for pattern, options in asked]
+        else:
+            matching = partial(self._retained.matching, self._vhost, syntax="mqtt")
+            found = [(pattern, options, names) for pattern, options in asked if (names := matching(pattern))]
+        mine = dict.fromkeys(((queue_name, pattern) for pattern, _, _ in found), may_return)
+        giving |= mine
 
-    async def _give_out(self, key: tuple[str, str], slabs: Iterable[Slab], options: SubscriptionOptions) -> None:
-        giving, queue_name = sessions_of(self._adapter.broker).giving, key[0]
-        slabs = takewhile(lambda _: giving.get(key) is self, slabs)
+        def is_wanted(key: tuple[str, str]) -> bool:
+            return giving.get(key) is may_return
+
+        async def give() -> None:
+            try:
+                subscriber = Subscriber(self._session, queue_name, may_return.set)
+                for pattern, options, names in found:
+                    as_wanted = partial(self._as_wanted, options, partial(is_wanted, (queue_name, pattern)))
+                    await self._give(subscriber, pattern, names, as_wanted)
+            finally:
+                may_return.set()
+                for key in mine:
+                    if is_wanted(key):
+                        del giving[key]
+
+        if found:
+            broker.spawn(give)
+            await may_return.wait()
+
+    async def _give(
+        self,
+        subscriber: Subscriber,
+        pattern: str,
+        names: Sequence[str],
+        as_wanted: Callable[[Iterable[Slab]], Iterable[Slab]],
+    ) -> None:
+        """Give out what is retained for one subscription: of these names, or in a cluster what matches."""
+        keeping = self._adapter.broker.keeping
+        try:
+            if keeping is None:
+                await subscriber.give(as_wanted(self._retained.slabs(self._vhost, names, EXCHANGE)))
+                return
+            async with aclosing(keeping.pages(self._vhost, pattern, EXCHANGE)) as pages:
+                async for page in pages:
+                    await subscriber.give(as_wanted(page))
+        except BrokerError as error:
+            log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
+
+    def _as_wanted(
+        self, options: SubscriptionOptions, is_wanted: Callable[[], bool], slabs: Iterable[Slab]
+    ) -> Iterable[Slab]:
+        """Messages as a subscription wants them, while it wants any."""
+        slabs = takewhile(lambda _: is_wanted(), slabs)
         if options.qos < QOS_MAX:
             slabs = (with_raws(slab, capped, options.qos, capped(options.qos)) for slab in slabs)
         if options.no_local:
             own_mark = mark_of(self._adapter.connect.client_id)
             slabs = filter(None, (without(slab, own_mark) for slab in slabs))
-        await give_out(self._session, queue_name, slabs)
+        return slabs
 
 
 def _keep(session: Session, slab: Slab, puts: Mapping[bytes, bytes | None] | None, *, confirm: bool) -> None:

@@ -23,7 +23,6 @@ from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from protocols.mqtt.topics import Rewriting, as_shared
 from routing.declaring.control import Bound
 from routing.errors import AccessRefused, BrokerError, LimitExceeded
-from routing.kept.retained import give_out
 from routing.session import Consumer, Session
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class Subscribing:
             patterns = [exclusive.pattern(one) for one in wanted(requests, codes, known)]
             given = [(one, granted[one]) for one in patterns if one in granted]
             await self._adapter.retaining.give_out(self._queue, given)
-            await give_out(self._session, self._queue, system.retained(patterns))
+            system.give_retained(self._adapter, patterns)
 
     def _answer(self, packet: bytes) -> None:
         """Send SUBACK or UNSUBACK, if the client takes packets as large (MQTT-3.1.2-24). It would wait for ever for one

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -133,23 +134,30 @@ class System:
         if any(one.startswith(_ROOT_KEY) for one in patterns):
             self.watchers.add(adapter)
 
-    def retained(self, patterns: Sequence[str]) -> list[Slab]:
-        """What who has subscribed is given of it at once."""
+    def give_retained(self, adapter: MqttAdapter, patterns: Sequence[str]) -> None:
+        """Give a client that has subscribed to these what it is given of it at once."""
         own = [one for one in patterns if one.startswith(_ROOT_KEY)]
-        return self._slabs(own, self._values, _RETAINED) if own else []
+        if own:
+            self._give(adapter, own, self._values, _RETAINED)
 
     def _tell(self, adapter: MqttAdapter, changed: dict[str, str]) -> None:
         session = adapter.session
         patterns = [] if session is None else [p for p in adapter.subscribing.patterns if p.startswith(_ROOT_KEY)]
-        queue = None if session is None else session.vhost.queues.get(adapter.subscribing.queue_name)
-        if not patterns or queue is None or session is None:
+        if not patterns or not self._give(adapter, patterns, changed, _LIVE):
             self.watchers.discard(adapter)
-            return
-        for slab in self._slabs(patterns, changed, _LIVE):
-            try:
+
+    def _give(
+        self, adapter: MqttAdapter, patterns: Sequence[str], values: dict[str, str], properties: Properties
+    ) -> bool:
+        """Whether the client has a queue for it."""
+        session = adapter.session
+        queue = None if session is None else session.vhost.queues.get(adapter.subscribing.queue_name)
+        if session is None or queue is None:
+            return False
+        with suppress(BrokerError):
+            for slab in self._slabs(patterns, values, properties):
                 session.deliver_to(Route([queue], []), slab, False)
-            except BrokerError:
-                return
+        return True
 
     def _slabs(self, patterns: Sequence[str], values: dict[str, str], properties: Properties) -> list[Slab]:
         found: dict[str, None] = {}

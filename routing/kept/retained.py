@@ -16,9 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import trio
+from typing import Any, NamedTuple
 
 from core_log.errors import CorruptBatch, LogUnavailable
 from core_log.keyed_store import KeyedStore
@@ -30,15 +28,11 @@ from routing.facts import TTL_MS_MAX, pack, ttl_ms_of
 from routing.kept.retained_names import NameTrie
 from routing.key_patterns import parse_pattern
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
-from routing.topology.route import Route
-
-if TYPE_CHECKING:
-    from routing.session import Session
 
 PREFIX = b"r\0"
 _HEAD = struct.Struct(">QI")
 """When it ends, in ms since 1970 (0: never); the length of the properties that follow. The body is the rest."""
-_PIECE_MESSAGES, _PIECE_BYTES = 1000, 1 << 20
+_PIECE_MESSAGES, _PIECE_BYTES = 1000, 1 << 18
 _EXPIRED_AT_ONCE = 1000
 _STALE_MIN = 1024
 
@@ -206,7 +200,7 @@ class Retained:
         return None if found is None or found.is_over(now_ms) else found
 
     def slabs(self, vhost: str, names: Sequence[str], exchange: str) -> Iterator[Slab]:
-        """The messages of these keys, as messages of an exchange: pieces of at most 1 MiB, or one message."""
+        """The messages of these keys, as messages of an exchange: pieces of at most 256 KiB, or one message."""
         return slabs_of(self.rows(vhost, names), exchange)
 
     def rows(self, vhost: str, names: Iterable[str]) -> Iterator[Row]:
@@ -282,24 +276,6 @@ def slabs_of(rows: Iterable[Row], exchange: str) -> Iterator[Slab]:
             yield piece.slab()
     for piece in pieces.values():
         yield piece.slab()
-
-
-async def give_out(session: Session, queue_name: str, slabs: Iterable[Slab]) -> None:
-    """Put messages into a queue, past any exchange; others have their turns in between, and the disk may catch up. Ends
-    with the queue, or with the session if the queue is no longer there than that: who comes back to a durable one has
-    subscribed once, and asks for nothing again. Raises BrokerError.
-    """
-    broker, queue = session.broker, session.vhost.queues.get(queue_name)
-    if queue is None:
-        return
-    route = Route([queue], [])
-    for slab in slabs:
-        session.deliver_to(route, slab, False)
-        broker.end_turn()
-        await broker.wait_for_room()
-        await trio.lowlevel.checkpoint()
-        if queue.deleted or (session.closed and not queue.durable):
-            return
 
 
 class _Piece:

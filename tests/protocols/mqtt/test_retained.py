@@ -173,3 +173,40 @@ async def test_clients_that_came_and_went_leave_nothing_in_what_all_share(world:
         client.lose()
         left.append(len(shared.wire))
     assert left[0] == left[2]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_what_a_subscriber_does_not_read_does_not_pile_up_for_it_and_it_is_served_meanwhile(
+    world: World, qos: int
+) -> None:
+    await retain(world, *((f"t/{n}", b"x" * 200_000, 1) for n in range(20)))
+    subscriber = await world.client("s")
+    subscriber.outbox.writable = False
+    with trio.fail_after(5):
+        await subscriber.send(subscribe(1, ("#", qos)))
+        await subscriber.send(b"\xc0\0")
+    assert [first for first, _ in packets(subscriber.take())] == [0x90, 0xD0]
+    queue = world.broker.topology.vhosts["/"].queues["mqtt.s"]
+    assert queue.message_count == 4, "two pieces"
+    subscriber.outbox.writable = True
+    assert subscriber.outbox.on_writable is not None
+    subscriber.outbox.on_writable()
+    found = set[bytes]()
+    with trio.fail_after(5):
+        while len(found) < 20:
+            await world.next_turn()
+            found |= {body[: 2 + int.from_bytes(body[:2], "big")] for _, body in packets(subscriber.take())}
+
+
+async def test_however_many_subscribe_at_once_all_others_have_their_turns_in_between(world: World) -> None:
+    await retain(world, *((f"t/{n}", bytes(100_000), 1) for n in range(20)))
+    subscribers = [await world.client(f"s{n}") for n in range(20)]
+    most = 0
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            for subscriber in subscribers:
+                nursery.start_soon(subscriber.send, subscribe(1, ("#", 0)))
+            while sum(left := [len(one.take()) for one in subscribers]) or nursery.child_tasks:
+                most = max(most, sum(1 for size in left if size > 100_000))
+                await trio.lowlevel.checkpoint()
+    assert most == 1

@@ -1,0 +1,110 @@
+"""Giving what is retained to those who subscribe, without keeping others waiting.
+
+1. A broker gives out one piece at a time, to one subscriber after the other: between two pieces all others have their
+   turns, however many subscribe to however much at once.
+2. A connected subscriber gets a piece when no more than the one before is waiting for it: what it does not read is not
+   piled up in its queue. One clock looks for all who wait.
+3. What a durable queue is owed goes into it at once when its client has gone: who comes back has subscribed once, and
+   asks for nothing again. The queue of one that has no session ends with it.
+4. It ends with the queue, and goes on when another home has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import trio
+
+from routing.message import Slab
+from routing.queues.queue import Queue
+from routing.session import Session
+from routing.topology.route import Route
+
+_LOOK_S, _LOOK_S_MAX = 0.002, 0.25
+"""How often it is looked who has room: less and less often while nobody has."""
+
+
+class GivingOut:
+    """See the module; of one broker, whose `spawn` starts a task."""
+
+    def __init__(self, spawn: Callable[..., Any]) -> None:
+        self.turn = trio.Lock()
+        self._spawn = spawn
+        self._waiting: dict[trio.Event, Callable[[], bool]] = {}
+        """Whom to tell that there is room, and whether there is."""
+        self._looks = False
+
+    async def until(self, has_room: Callable[[], bool]) -> None:
+        """Wait until there is room."""
+        event = trio.Event()
+        if not self._looks:
+            self._looks = True
+            self._spawn(self._look)
+        self._waiting[event] = has_room
+        try:
+            await event.wait()
+        finally:
+            self._waiting.pop(event, None)
+
+    async def _look(self) -> None:
+        wait_s = _LOOK_S
+        while self._waiting:
+            await trio.sleep(wait_s)
+            found = [event for event, has_room in self._waiting.items() if has_room()]
+            wait_s = _LOOK_S if found else min(2 * wait_s, _LOOK_S_MAX)
+            for event in found:
+                event.set()
+        self._looks = False
+
+
+class Subscriber:
+    """A queue that is given what is retained, and its session. `waits` is called when it has to wait for that."""
+
+    def __init__(self, session: Session, queue_name: str, waits: Callable[[], None]) -> None:
+        self._session = session
+        self._name = queue_name
+        self._waits = waits
+        self._queues = session.vhost.queues
+        self._queue = self._queues.get(queue_name)
+        self._ends: list[int] = []
+        """Where the last pieces end in the log of the queue's home."""
+
+    async def give(self, pieces: Iterable[Slab]) -> None:
+        """Put messages into the queue, past any exchange. Raises BrokerError."""
+        session, broker, rest = self._session, self._session.broker, iter(pieces)
+        giving_out = broker.giving_out
+        while (queue := self._found()) is not None:
+            if len(self._ends) > 1 and not _has_room(session, queue, self._ends[-2]):
+                self._waits()
+                await giving_out.until(partial(_has_room, session, queue, self._ends[-2]))
+                continue
+            await broker.wait_for_room()
+            async with giving_out.turn:
+                piece = next(rest, None)
+                if piece is None:
+                    return
+                session.deliver_to(Route([queue], []), piece, False)
+                broker.end_turn()
+                self._ends = [*self._ends[-1:], queue.partition.next_offset]
+                await trio.lowlevel.checkpoint()
+
+    def _found(self) -> Queue | None:
+        """The queue, if it is to have more."""
+        before, found = self._queue, self._queues.get(self._name)
+        if before is None or found is None or found.id != before.id or (self._session.closed and not found.durable):
+            return None
+        if found is not before:
+            self._queue, self._ends = found, []  # they were of another home
+        return found
+
+
+def _has_room(session: Session, queue: Queue, end: int) -> bool:
+    """Whether a queue may have more of its client: what lies before an offset of its home has been taken off its line,
+    or nobody is there to take it. What other brokers lead is not known here.
+    """
+    if queue.deleted or session.closed or queue.elsewhere or queue.groups is not None:
+        return True
+    first, count, _ = queue.head()
+    return not count or first >= end
