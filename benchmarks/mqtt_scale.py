@@ -6,6 +6,8 @@
 
 idle            so many idle connections (10,000): KiB each, connects a second
 retained        so many retained messages (100,000), given to one subscriber of all of them
+burst           so many clients (300) that subscribe at once to 2,000 retained messages of 10 kB and never read: for how
+                long another one waits for PINGRESP meanwhile, and what is piled up for them
 offline         so many sessions (1,000) that are away while so many messages (1,000) come for each of them: memory and
                 disk meanwhile, and all in order when they are back
 subscriptions   so many (1,000,000), a thousand a client: memory each, and what a publish costs that one of them matches
@@ -38,6 +40,8 @@ OURS = "Millrace"
 CONFIG = "[limits]\nconnections_max = 50000\n"
 BODY_BYTES = 100
 FILTERS_A_CLIENT = 1000
+BURST_MESSAGES, BURST_BODY_BYTES = 2000, 10_000
+BURST_S = 20.0
 WINDOW = 1000
 
 
@@ -84,9 +88,9 @@ class Fleet:
         return sum(path.stat().st_blocks * 512 for path in self.data.rglob("*") if path.is_file())
 
 
-def publish_packet(topic: str, number: int, *, retain: bool = False) -> bytes:
+def publish_packet(topic: str, number: int, *, retain: bool = False, body_bytes: int = BODY_BYTES) -> bytes:
     """QoS 1, with a body that begins with the number."""
-    body = struct.pack(">I", number) + bytes(BODY_BYTES - 4)
+    body = struct.pack(">I", number) + bytes(body_bytes - 4)
     return packet(0x32 | retain, utf8(topic) + struct.pack(">H", number % 65_535 + 1) + body)
 
 
@@ -167,6 +171,28 @@ def retained(fleet: Fleet) -> None:
     fleet.tell(f"{count:,} retained messages to one subscriber", time.monotonic() - began, "s", 2)
 
 
+def burst(fleet: Fleet) -> None:
+    """Many subscribers that do not read, and one that pings."""
+    packets = [
+        publish_packet(f"burst/{number}", number, retain=True, body_bytes=BURST_BODY_BYTES)
+        for number in range(BURST_MESSAGES)
+    ]
+    fleet.publish(packets)
+    *subscribers, pinger = fleet.clients(fleet.options.subscribers + 1)
+    rss, disk, cpu = fleet.usage.rss_mib(), fleet.disk_bytes(), fleet.usage.cpu_s()
+    for client in subscribers:
+        client.sock.sendall(packet(0x82, b"\0\1" + utf8("burst/#") + b"\0"))
+    until_s, longest_s = time.monotonic() + BURST_S, 0.0
+    while (asked_s := time.monotonic()) < until_s:
+        pinger.call(packet(0xC0, b""), 0xD0)
+        longest_s = max(longest_s, time.monotonic() - asked_s)
+        time.sleep(0.02)
+    fleet.tell(f"longest ping beside {len(subscribers):,} that subscribe", longest_s, "s")
+    fleet.tell("memory grown", fleet.usage.rss_mib() - rss, "MiB")
+    fleet.tell("disk grown", (fleet.disk_bytes() - disk) / (1 << 20), "MiB")
+    fleet.tell("CPU", fleet.usage.cpu_s() - cpu, "s")
+
+
 def offline(fleet: Fleet) -> None:
     """Sessions that are away while messages come."""
     sessions, count = fleet.options.sessions, fleet.options.messages
@@ -218,7 +244,7 @@ def subscriptions(fleet: Fleet) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Fleet], None]] = {
-    "idle": idle, "retained": retained, "offline": offline, "subscriptions": subscriptions,
+    "idle": idle, "retained": retained, "burst": burst, "offline": offline, "subscriptions": subscriptions,
 }  # fmt: skip
 
 
@@ -255,6 +281,7 @@ def main() -> int:
     add("--ours-only", action="store_true")
     add("--connections", type=int, default=10_000)
     add("--retained", type=int, default=100_000)
+    add("--subscribers", type=int, default=300, help="in the burst scenario")
     add("--sessions", type=int, default=1000)
     add("--messages", type=int, default=1000, help="that each session misses")
     add("--subscriptions", type=int, default=1_000_000)

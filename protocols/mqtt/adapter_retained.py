@@ -16,8 +16,6 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-import trio
-
 from protocols.mqtt.adapter_dollar import OWN_TOPICS, Kind, Mixed, NotReady, divided, to_later
 from protocols.mqtt.adapter_sessions import sessions_of
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions
@@ -128,7 +126,7 @@ class Retaining:
         the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8). Returns when all
         is there, or waits for the client: then it goes on, and the client is served meanwhile.
         """
-        broker, may_return = self._adapter.broker, trio.Event()
+        broker, token = self._adapter.broker, object()
         giving, keeping = sessions_of(broker).giving, broker.keeping
         if keeping is not None:
             await keeping.all_told()
@@ -136,27 +134,25 @@ class Retaining:
         else:
             matching = partial(self._retained.matching, self._vhost, syntax="mqtt")
             found = [(pattern, options, names) for pattern, options in asked if (names := matching(pattern))]
-        mine = dict.fromkeys(((queue_name, pattern) for pattern, _, _ in found), may_return)
+        mine = dict.fromkeys(((queue_name, pattern) for pattern, _, _ in found), token)
         giving |= mine
 
         def is_wanted(key: tuple[str, str]) -> bool:
-            return giving.get(key) is may_return
+            return giving.get(key) is token
 
-        async def give() -> None:
+        async def give(waits: Callable[[], None]) -> None:
             try:
-                subscriber = Subscriber(self._session, queue_name, may_return.set)
+                subscriber = Subscriber(self._session, queue_name, waits)
                 for pattern, options, names in found:
                     as_wanted = partial(self._as_wanted, options, partial(is_wanted, (queue_name, pattern)))
                     await self._give(subscriber, pattern, names, as_wanted)
             finally:
-                may_return.set()
                 for key in mine:
                     if is_wanted(key):
                         del giving[key]
 
         if found:
-            broker.spawn(give)
-            await may_return.wait()
+            await broker.giving_out.begin(give)
 
     async def _give(
         self,

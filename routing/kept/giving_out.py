@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,19 @@ class GivingOut:
         self._waiting: dict[trio.Event, Callable[[], bool]] = {}
         """Whom to tell that there is room, and whether there is."""
         self._looks = False
+
+    async def begin(self, give: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        """Have something given, and return when that is done or calls what it is called with: then it goes on."""
+        may_return = trio.Event()
+
+        async def run() -> None:
+            try:
+                await give(may_return.set)
+            finally:
+                may_return.set()
+
+        self._spawn(run)
+        await may_return.wait()
 
     async def until(self, has_room: Callable[[], bool]) -> None:
         """Wait until there is room."""
