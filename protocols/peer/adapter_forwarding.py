@@ -67,6 +67,7 @@ class ForwardingAdapter(EngineAdapter):
         self._publish_bytes = 0
         self._numbered: list[NumberedEntry] = []
         self._settled: list[wire.SettleEntry] = []
+        self._cancelled: list[int] = []
         self._credit: dict[int, wire.CreditEntry] = {}
 
     # ---- `EngineLink`
@@ -127,6 +128,9 @@ class ForwardingAdapter(EngineAdapter):
         if self._settled:
             self._write(wire.Settle(self._settled))
             self._settled = []
+        for number in self._cancelled:
+            self._write(wire.Cancel(number))
+        self._cancelled.clear()
         if self._credit:
             self._write(wire.Credit(list(self._credit.values())))
             self._credit = {}
@@ -160,7 +164,8 @@ class ForwardingAdapter(EngineAdapter):
 
     def cancel(self, number: int) -> None:
         """See `EngineLink`."""
-        self._write(wire.Cancel(number))
+        self._unsent[self] = None
+        self._cancelled.append(number)
 
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
         """See `EngineLink`."""

@@ -72,7 +72,7 @@ class EngineLink(Protocol):
         """Attach a consumer."""
 
     def cancel(self, number: int) -> None:
-        """Take it off."""
+        """Take it off, once what it gives back in this turn is back: else others get first what comes after that."""
 
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
         """Ask about a queue: "count", "purge", "get" or "get_no_ack"."""

@@ -243,7 +243,6 @@ class RemoteQueue(Queue):
         self._forget(consumer)
         if attachment is None:
             return
-        self._forwarding.flush(attachment.link)
         attachment.link.cancel(attachment.number)
         for first_id, slab, start, redelivered in attachment.left(self._places):
             unseen(attachment.link, attachment.number, first_id + start, len(slab.bodies) - start, redelivered)

@@ -35,6 +35,18 @@ class Client:
         return True
 
 
+class Reader(Client):
+    """It keeps what it is given, too."""
+
+    def __init__(self, node: EngineNode) -> None:
+        super().__init__(node)
+        self.bodies: list[bytes] = []
+
+    def deliver(self, consumer: object, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        super().deliver(consumer, first_id, slab, start, stop, redelivered)
+        self.bodies += slab.bodies[start:stop]
+
+
 @pytest.mark.parametrize(("unsettled", "cancelled"), [(0, False), (3, False), (3, True)])
 @pytest.mark.parametrize("gone", ["deleted", "led elsewhere"])
 async def test_what_is_known_of_one_goes_with_its_queue(
@@ -122,3 +134,30 @@ async def test_nobody_who_consumes_is_looked_at_when_partitions_of_topics_move()
         for listener in town.nodes[2].cluster.moved:
             listener("home-0")
         assert numbers.looked_at
+
+
+async def test_what_a_consumer_gives_back_is_there_before_the_next_one_is_given_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with town_of(1, 2, 3, stripes=1) as town:
+        leader, first, second = town.nodes[1].broker, Reader(town.nodes[2]), Reader(town.nodes[3])
+        await leader.declare_queue("q", durable=True, arguments={"x-single-active-consumer": True})
+        for client in (first, second):
+            client.session.prefetch = 2
+            await client.session.consume("q", tag="c", no_ack=False, prefetch=2)
+        Client(town.nodes[1]).session.publish(Slab("", "q", PERSISTENT, [b"0", b"1", b"2", b"3"]))
+        leader.end_turn()
+        with trio.fail_after(10):
+            while len(first.bodies) < 2:
+                await trio.sleep(0.001)
+            link: Any = town.nodes[2].engine.forwarding.links[1]
+            frames: list[str] = []
+            write = link._write
+            monkeypatch.setattr(link, "_write", lambda frame: (frames.append(type(frame).__name__), write(frame)))
+            first.session.close()
+            assert not frames  # what is written is sent in the middle of the turn's end, and may be acted upon then
+            town.nodes[2].broker.end_turn()
+            while len(second.bodies) < 2:
+                await trio.sleep(0.001)
+        assert frames[:2] == ["Settle", "Cancel"]
+        assert first.bodies == second.bodies == [b"0", b"1"]
