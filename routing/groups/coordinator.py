@@ -405,6 +405,8 @@ class Coordinator:
         """
         found, places = self.describe(name), list(partitions)
         read = {topic for topic, _ in places if found is not None and found.reads(topic)}
+        if found is None and set(places).issuperset(self._offsets.known(name)):
+            self._add_classic(name)  # rule 4: its last offsets are not the end of it
         await self._offsets.forget(name, [place for place in places if place[0] not in read])
         return read
 

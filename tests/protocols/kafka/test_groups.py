@@ -340,6 +340,26 @@ async def test_offsets_are_forgotten_in_topics_that_nobody_reads() -> None:
             await peer.ask(LEAVE_GROUP, 2, group_id="g", member_id=me.member_id)
 
 
+async def test_a_group_whose_last_offset_is_deleted_is_there_until_that_is_looked_at() -> None:
+    """Who asks again, as its answer was lost, is told the same."""
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", partitions=1, config={})
+        peer = Peer(broker)
+        await peer.ask(OFFSET_COMMIT, 8, **committing(3))
+        places = [Entity(name="t", partitions=[Entity(partition_index=0)])]
+        for _ in range(2):
+            reply = await peer.ask(OFFSET_DELETE, 0, group_id="g", topics=places)
+            assert (reply.error_code, reply.topics[0].partitions[0].error_code) == (0, 0)
+        described = await peer.ask(DESCRIBE_GROUPS, 6, groups=["g"])
+        assert [(one.error_code, one.group_state) for one in described.groups] == [(0, "Empty")]
+        assert await committed(peer) == {}
+        await broker.groups.expire()
+        reply = await peer.ask(OFFSET_DELETE, 0, group_id="g", topics=places)
+        assert reply.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        await peer.ask(OFFSET_COMMIT, 8, **committing(3))
+        assert await committed(peer) != {}
+
+
 async def test_a_static_leader_that_comes_back_knows_what_the_others_want() -> None:
     async with kafka_broker(**QUICK) as broker:
         peer = Peer(broker)
