@@ -54,6 +54,7 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_31_delete_acls,
     adapter_32_describe_configs,
     adapter_33_alter_configs,
+    adapter_34_alter_replica_log_dirs,
     adapter_35_describe_log_dirs,
     adapter_36_sasl_authenticate,
     adapter_37_create_partitions,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_replicas import directory_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DESCRIBE_LOG_DIRS
@@ -25,7 +26,7 @@ async def describe_log_dirs(door: Door, call: Call, request: Entity) -> Entity:
     space = door.broker.alarms.space
     found = Entity(
         error_code=ErrorCode.NONE,
-        log_dir=str(getattr(door.broker.files, "root", "") or "/"),
+        log_dir=directory_of(door),
         topics=list(_topics(door, request)),
         total_bytes=space.total_bytes or _UNKNOWN,
         usable_bytes=space.free_bytes if space.total_bytes else _UNKNOWN,

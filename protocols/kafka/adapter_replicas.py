@@ -1,4 +1,4 @@
-"""What requests about leaders and replicas have in common: the log of a partition that is asked about."""
+"""What requests about leaders and replicas have in common: where a partition that is asked about is kept."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def log_of(door: Door, name: str, index: int) -> str:
     """The replicated log of a partition, in a cluster. Raises KafkaError."""
     partition_of(door, name, index)
     return topic_log(door.topic(name).uid, index)
+
+
+def directory_of(door: Door) -> str:
+    """The one in which this broker has all that it has."""
+    return str(getattr(door.broker.files, "root", "") or "/")
 
 
 def all_partitions(door: Door) -> Iterator[tuple[str, list[int]]]:

@@ -199,6 +199,25 @@ DESCRIBE_CLUSTER = api(
     """,
 )  # fmt: skip
 
+ALTER_REPLICA_LOG_DIRS = api(
+    34, "AlterReplicaLogDirs", "1-2", flexible=2,
+    request="""
+    dirs []
+      path string
+      topics []
+        name string
+        partitions []int32
+    """,
+    reply="""
+    throttle_time_ms int32
+    results []
+      topic_name string
+      partitions []
+        partition_index int32
+        error_code int16
+    """,
+)  # fmt: skip
+
 DESCRIBE_LOG_DIRS = api(
     35, "DescribeLogDirs", "0-5", flexible=2,
     request="""

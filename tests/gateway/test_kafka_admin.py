@@ -15,6 +15,7 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import (
     ALTER_CONFIGS,
     ALTER_PARTITION_REASSIGNMENTS,
+    ALTER_REPLICA_LOG_DIRS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
@@ -238,6 +239,10 @@ async def replicas_move_and_leaders_are_elected(brokers: dict[int, Running], pee
         (directory,) = reply.results
         assert {one.name for one in directory.topics} == {"one", "t"}
         assert directory.total_bytes > directory.usable_bytes > 0
+    (directory,) = (await peers[3].ask(DESCRIBE_LOG_DIRS, 5, topics=None)).results
+    wanted = Entity(path=directory.log_dir, topics=[Entity(name="one", partitions=[0])])
+    reply = await peers[3].ask(ALTER_REPLICA_LOG_DIRS, 2, dirs=[wanted])
+    assert reply.results[0].partitions[0].error_code == ErrorCode.REPLICA_NOT_AVAILABLE, "clients wait for it"
 
 
 async def all_brokers_ask_for_the_same_proof(brokers: dict[int, Running]) -> None:

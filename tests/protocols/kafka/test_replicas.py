@@ -8,6 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import (
     ALTER_PARTITION_REASSIGNMENTS,
+    ALTER_REPLICA_LOG_DIRS,
     DESCRIBE_LOG_DIRS,
     ELECT_LEADERS,
     LIST_PARTITION_REASSIGNMENTS,
@@ -32,6 +33,25 @@ async def test_what_the_disk_has(version: int) -> None:
         asked = [Entity(topic="a", partitions=[1, 7]), Entity(topic="no", partitions=[0])]
         (directory,) = (await peer.ask(DESCRIBE_LOG_DIRS, version, topics=asked)).results
         assert [(one.name, len(one.partitions)) for one in directory.topics] == [("a", 1)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_partitions_stay_in_the_one_directory(version: int) -> None:
+    """As kafka-reassign-partitions asks for it, by what it has printed."""
+    async with kafka_broker() as broker:
+        await broker.create_topic("a")
+        peer, asked = Peer(broker), [Entity(name="a", partitions=[0, 1]), Entity(name="no", partitions=[0])]
+        (directory,) = (await peer.ask(DESCRIBE_LOG_DIRS, 5, topics=None)).results
+        missing, forbidden = ErrorCode.LOG_DIR_NOT_FOUND, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        for tags, path, codes in (
+            (["administrator"], directory.log_dir, [[0, UNKNOWN], [UNKNOWN]]),
+            (["administrator"], "/nowhere", [[missing] * 2, [missing]]),
+            (["monitoring"], directory.log_dir, [[forbidden] * 2, [forbidden]]),
+        ):
+            await broker.rights.set_tags("guest", tags)
+            reply = await peer.ask(ALTER_REPLICA_LOG_DIRS, version, dirs=[Entity(path=path, topics=asked)])
+            assert [[one.error_code for one in topic.partitions] for topic in reply.results] == codes
+            assert [topic.topic_name for topic in reply.results] == ["a", "no"]
 
 
 @pytest.mark.parametrize("version", range(3))
