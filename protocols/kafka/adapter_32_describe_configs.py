@@ -41,6 +41,8 @@ def _described(door: Door, request: Entity, asked: Entity) -> Entity:
             found = _as_asked(request, _of_broker(door, asked.resource_name))
         elif asked.resource_type == ResourceType.GROUP:
             found = _as_asked(request, _of_group(door))
+        elif asked.resource_type == ResourceType.BROKER_LOGGER:
+            found = _of_loggers(door, asked.resource_name)
         else:
             raise not_configured(asked)
     except ENGINE_ERRORS as error:
@@ -110,6 +112,13 @@ def _broker_entry(one: BrokerSetting) -> Entity:
         config_type=KINDS[one.kind],
         documentation=one.documentation,
     )
+
+
+def _of_loggers(door: Door, name: str) -> Iterable[Entity]:
+    """There are no levels to tell; who describes all that ListConfigResources names is told so."""
+    door.require_administrator(looks=True)
+    require_this_broker(door, name)
+    return ()
 
 
 def _of_group(door: Door) -> Iterable[Entity]:

@@ -128,6 +128,8 @@ async def test_what_may_have_a_configuration_is_listed() -> None:
 
         assert await listed(0) == []
         assert await listed(1) == [(2, "a"), (2, "b"), (4, "0"), (8, "0")]
+        for kind, name in await listed(1):
+            assert (await described(peer, name, kind)).error_code == 0, "what is listed can be described"
         assert await listed(1, 32, 16) == []
         assert await listed(1, 4) == [(4, "0")]
         reply = await peer.ask(LIST_CONFIG_RESOURCES, 1, resource_types=[2, 3])
