@@ -234,6 +234,9 @@ class Session(Settling):
                 return None if self.closed else await self.get(queue_name, no_ack=no_ack)
             if self.closed:
                 return None
+            if queue.rules.timing is not None and not queue.rules.lets_give_out():
+                await trio.lowlevel.checkpoint()
+                continue
             first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()
             if not count and not await queue.feed():
                 return None

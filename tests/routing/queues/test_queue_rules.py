@@ -282,6 +282,17 @@ async def test_who_consumes_is_given_nothing_that_is_over_however_much_that_is(c
         assert got + client.take_bodies() == ["last"]
 
 
+async def test_who_gets_is_given_nothing_that_is_over_however_much_that_is(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        client = running.client()
+        client.session.publish(slab("q", ["over"] * 5000, pack(True, 0, 100)))
+        client.publish("q", "last")
+        running.turn()
+        clock.jump(0.2)  # nothing has run since
+        assert await bodies_in(running, "q") == ["last"]
+
+
 # --- delays ----------------------------------------------------------------------------
 
 
