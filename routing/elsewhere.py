@@ -40,7 +40,7 @@ async def get_elsewhere(session: Session, queue: Queue, *, no_ack: bool) -> Got 
     if session.protocol == "peer":
         raise NotLeader(f"queue '{queue.name}' in vhost '{queue.vhost}' is led elsewhere now")
     try:
-        found = await queue.take_one(no_ack=no_ack)
+        found = await queue.take_one()
     except LedHere:
         return None if session.closed else await session.get(queue.name, no_ack=no_ack)
     if found is None:
@@ -53,6 +53,8 @@ async def get_elsewhere(session: Session, queue: Queue, *, no_ack: bool) -> Got 
         session.vhost.trace.delivered(session, queue.name, slab, 0, 1, redelivered)
     delivery_id = session.next_id
     session.next_id += 1
-    if not no_ack:
+    if no_ack:
+        queue.settle(place, 1)
+    else:
         session.unsettled.append(Unsettled(delivery_id, delivery_id + 1, place, queue, None))
     return Got(delivery_id, slab, 0, redelivered, left)

@@ -364,7 +364,7 @@ class Queue:
         self.not_taken(offsets, redelivered)
         self.wake()
 
-    async def take_one(self, *, no_ack: bool) -> tuple[Slab, int, bool, int] | None:
+    async def take_one(self) -> tuple[Slab, int, bool, int] | None:
         """Get a message of a queue that is led elsewhere: slab of one, place, redelivered, how many are left."""
         raise NotImplementedError
 

@@ -6,6 +6,7 @@ Who leads a home is what a test says (`Town.lead`); nothing is replicated. Their
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from gateway.listener import open_listener
 from gateway.outbox import Outboxes
 from gateway.peers import Peers
 from gateway.server import adapter_makers
+from protocols.peer.adapter_forwarding import ForwardingAdapter
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import PeerId
 from routing.broker import Broker, open_broker
@@ -125,6 +127,13 @@ class EngineNode:
     def id(self) -> int:
         """Its broker id."""
         return self.cluster.broker_id
+
+    def cut(self, to: int) -> None:
+        """The link that it has dialled to another breaks."""
+        for connection in self.peers.shell.connections:
+            adapter = connection.adapter
+            if isinstance(adapter, ForwardingAdapter) and adapter.broker == to:
+                connection._socket.shutdown(socket.SHUT_RDWR)
 
 
 class Town:

@@ -75,7 +75,7 @@ class EngineLink(Protocol):
         """Take it off, once what it gives back in this turn is back: else others get first what comes after that."""
 
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
-        """Ask about a queue: "count", "purge", "get" or "get_no_ack"."""
+        """Ask about a queue: "count", "purge" or "get"."""
 
     def command(self, request: int, log: str, leader_epoch: int, name: str, arguments: Mapping[str, Any]) -> None:
         """Have something done with a queue of a home (`served_commands.py`)."""
@@ -319,7 +319,7 @@ class Forwarding:
     # ---- questions
 
     async def ask(self, queue: RemoteQueue, what: str) -> Answer:
-        """Ask the leader of a queue: "count", "purge", "get", "get_no_ack". Raises StorageUnavailable, NotFound."""
+        """Ask the leader of a queue: "count", "purge", "get". Raises StorageUnavailable, NotFound."""
 
         def send(link: EngineLink, request: int, leader_epoch: int) -> None:
             number = queue.getter(link).number if what == "get" else 0

@@ -10,7 +10,8 @@
 4. Nobody is given anything before his `consume` was answered.
 5. To its leader a consumer that acknowledges nothing is one that does, at once, so that what has come for it and no
    further is not lost when it cancels. Nothing that may have been passed on goes back when the link is lost
-   (`PeerConsumer.at_most_once`). An exclusive one's messages are its own anyway.
+   (`PeerConsumer.at_most_once`). An exclusive one's messages are its own anyway. Who gets a message so settles it when
+   it has come: an answer that is lost with its link is asked for again.
 """
 
 from __future__ import annotations
@@ -137,12 +138,12 @@ class RemoteQueue(Queue):
         except (NotFound, NotImplementedYet):
             return True
 
-    async def take_one(self, *, no_ack: bool) -> tuple[Slab, int, bool, int] | None:
+    async def take_one(self) -> tuple[Slab, int, bool, int] | None:
         """Get a message: slab of one, place, redelivered, how many are left. Raises StorageUnavailable, NotFound."""
-        answer = await self._forwarding.ask(self, "get_no_ack" if no_ack else "get")
+        answer = await self._forwarding.ask(self, "get")
         if answer.slab is None:
             return None
-        if not no_ack and self._getter is not None:
+        if self._getter is not None:
             self._getter.unsettled += 1
         return answer.slab, answer.number << NUMBER_SHIFT | answer.first_id, answer.redelivered, answer.messages
 

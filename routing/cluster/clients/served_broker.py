@@ -385,7 +385,7 @@ class ServedBroker:
         if queue is None:
             return
         if what not in ("count", "purge"):
-            # Who acknowledges nothing has no number, and may get of any queue: each time it is somebody else.
+            # A broker of a version before has no number for who acknowledges nothing: each time it is somebody else.
             self._broker.spawn(self._get, request, queue, number or -request, what == "get_no_ack")
         elif queue.partition.held_for(queue):
             self._broker.spawn(self._count_later, request, what, log, leader_epoch, queue)

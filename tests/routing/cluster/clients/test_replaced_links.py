@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import trio
 
-from protocols.peer.adapter_forwarding import ForwardingAdapter
 from routing.cluster.clients.serving import Serving
 from routing.message import Slab
 from routing.session import Session
@@ -30,14 +27,6 @@ class Held:
         await self.goes_on.wait()
 
 
-def cut(node: EngineNode, to: int) -> None:
-    """The link that a broker has dialled breaks."""
-    for connection in node.peers.shell.connections:
-        adapter = connection.adapter
-        if isinstance(adapter, ForwardingAdapter) and adapter.broker == to:
-            connection._socket.shutdown(socket.SHUT_RDWR)
-
-
 async def test_what_came_over_it_says_nothing_any_more_once_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     async with town_of(1, 2, leader=1) as town:
         leader, other = town.nodes[1], town.nodes[2]
@@ -55,7 +44,7 @@ async def test_what_came_over_it_says_nothing_any_more_once_there_is_another(mon
                 while "gone" not in vhost.queues:
                     await trio.sleep(0.001)
                 other.broker.end_turn()  # that is told over the first link
-                cut(other, 1)
+                other.cut(1)
                 while 1 in other.engine.forwarding.links:
                     await trio.sleep(0.001)
                 other.broker.topology.drop_queue(vhost.queues["gone"])
