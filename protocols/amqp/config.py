@@ -27,7 +27,7 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     busy_grace_s: SecondsOrZero = 0.0
     """A client that holds unsettled deliveries may be silent so long in all, however short its heartbeats: one that
-    works in the thread that should send them. 0: two heartbeat intervals, as for all others."""
+    works in the thread that should send them. 0: three heartbeat intervals, as for all others."""
 
     handshake_timeout_s: Seconds = 10.0
     """From the first byte to `connection.open`."""

@@ -2,7 +2,8 @@
 
 A heartbeat is sent every half interval in which nothing else was, and no later than three quarters of an interval after
 what was sent last: there are clients that close when nothing came for a whole one. A peer from which nothing came for
-two intervals is gone (AMQP 0-9-1 section 4.2.7), unless it is busy and has a grace.
+two intervals "or longer" is gone (AMQP 0-9-1 section 4.2.7), unless it is busy and has a grace: three, since RabbitMQ
+looks once an interval, closes after two to three of them, and there are clients that take a little more than two.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
+
+SILENT_INTERVALS = 3
+"""After so many of them without a byte a peer is gone."""
 
 
 class Due(enum.Enum):
@@ -53,15 +57,19 @@ class ConnectionTimers:
 
     def next_at(self) -> float:
         """When `due` wants to be asked, `math.inf` for never."""
-        silent_at = self._received_at + 2 * self._interval_s if self._interval_s else math.inf
-        silent_at = max(silent_at, self._excused_until)
-        return min(self._deadline, self._send_at, silent_at)
+        return min(self._deadline, self._send_at, self._silent_at())
+
+    def _silent_at(self) -> float:
+        """When the peer has been silent for too long, `math.inf` for never."""
+        if not self._interval_s:
+            return math.inf
+        return max(self._received_at + SILENT_INTERVALS * self._interval_s, self._excused_until)
 
     def due(self, now: float, busy: Callable[[], bool] = bool) -> Due:
         """What is due at `now`; `busy` is asked only of a peer that is silent."""
         if now >= self._deadline:
             return Due.GIVE_UP
-        if self._interval_s and now >= max(self._received_at + 2 * self._interval_s, self._excused_until):
+        if now >= self._silent_at():
             grace_until = self._received_at + self._busy_grace_s
             if now >= grace_until or not busy():
                 return Due.GIVE_UP

@@ -39,7 +39,7 @@ class Worker:
                 assert time.monotonic() < deadline
 
 
-def test_work_that_is_longer_than_two_heartbeats(tmp_path: Path) -> None:
+def test_work_that_is_longer_than_three_heartbeats(tmp_path: Path) -> None:
     """Without and with a grace, side by side: each is a broker of its own, and most of this is waiting."""
     with ExitStack() as stack:
         taken = {}

@@ -433,9 +433,9 @@ def test_heartbeats_are_sent_when_idle_and_expected() -> None:
     assert timers.due(13.5) is Due.SEND_HEARTBEAT
     assert timers.next_at() == 18.5
     timers.received(17.0)
-    assert timers.due(36.9) is Due.SEND_HEARTBEAT
-    assert timers.next_at() == 37.0
-    assert timers.due(37.0) is Due.GIVE_UP
+    assert timers.due(46.9) is Due.SEND_HEARTBEAT, "RabbitMQ may take as long, and there are clients that do"
+    assert timers.next_at() == 47.0
+    assert timers.due(47.0) is Due.GIVE_UP
 
 
 @pytest.mark.parametrize("writes", [[], [1.0], [6.01], [6.01, 8.6, 11.2], [11.0, 16.0, 18.5]])
@@ -481,4 +481,4 @@ def test_a_peer_that_is_busy_may_be_silent_for_longer() -> None:
     timers.received(1000.0)
     while timers.due(now) is not Due.GIVE_UP:
         now = timers.next_at()
-    assert now == 1120.0
+    assert now == 1180.0
