@@ -312,6 +312,7 @@ class ServedBroker:
         if found is None:
             sink = Sink(self.link, number, self._over)
             found = self._broker.session(sink, protocol="peer", owner=self, vhost=queue.vhost)
+            found.on_failed = partial(self._failed, number)
             self._sessions[number] = found
         return found
 
@@ -328,6 +329,11 @@ class ServedBroker:
         session = self._sessions.get(number)
         if session is not None and not session.consumers and number not in self._getting:
             self.end(number)
+
+    def _failed(self, number: int, error: BrokerError) -> None:
+        """A consumer cannot be delivered to, and would not get further by coming again: it is cancelled."""
+        self.link.over(number, queue_is_gone=True)
+        self.end(number)
 
     def end(self, number: int) -> None:
         """A consumer is over, and all that it has is given back."""

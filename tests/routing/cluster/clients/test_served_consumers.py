@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from routing.cluster.clients import served_broker
+from routing.cluster.clients.served import Sink
 from routing.consumer import Consumer
 from routing.errors import NotFound
 from routing.facts import pack
@@ -45,6 +46,32 @@ class Reader(Client):
     def deliver(self, consumer: object, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         super().deliver(consumer, first_id, slab, start, stop, redelivered)
         self.bodies += slab.bodies[start:stop]
+
+
+async def test_who_could_not_be_delivered_to_is_cancelled_and_another_has_the_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with town_of(1, 2, leader=1) as town:
+        leader, client, another = town.nodes[1].broker, Client(town.nodes[2]), Client(town.nodes[2])
+        await leader.declare_queue("q", durable=True)
+        await client.session.consume("q", tag="c", no_ack=False)
+        deliver = Sink.deliver
+
+        def fail_once(*_: Any) -> None:
+            monkeypatch.setattr(Sink, "deliver", deliver)
+            raise ValueError("a bug")
+
+        monkeypatch.setattr(Sink, "deliver", fail_once)
+        Client(town.nodes[1]).session.publish(Slab("", "q", PERSISTENT, [b"x"] * 3))
+        leader.end_turn()
+        with trio.fail_after(10):
+            while not client.cancelled_tags:
+                await trio.sleep(0.001)
+            await another.session.consume("q", tag="d", no_ack=False)
+            another.session.broker.end_turn()
+            while another.got < 3:
+                await trio.sleep(0.001)
+        assert (client.got, client.cancelled_tags) == (0, ["c"])
 
 
 @pytest.mark.parametrize(("unsettled", "cancelled"), [(0, False), (3, False), (3, True)])
