@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
+from protocols.native.connection import addresses_of
 from spark_bridge.option_values import (
     COUNT_MAX,
     ByPartition,
@@ -194,7 +195,7 @@ def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), 
     _check_isolation(given)
     consumes = _consumes(given, start, streaming=streaming)
     return ReadOptions(
-        servers=names_in("the list of servers", given[str(servers)]),
+        servers=_servers(str(servers), given[str(servers)]),
         topics=names_in("subscribe", given["subscribe"]) if chosen == "subscribe" else None,
         pattern=topic_pattern(given["subscribePattern"]) if chosen == "subscribePattern" else None,
         assignment=assignment(given["assign"]) if chosen == "assign" else None,
@@ -236,7 +237,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     if "routingKey" in given and "exchange" not in given:
         raise OptionError("routingKey needs the option exchange")
     return SinkOptions(
-        servers=names_in("the list of servers", given[str(servers)]),
+        servers=_servers(str(servers), given[str(servers)]),
         topic=given.get("topic"),
         compression=codec,
         transaction_timeout_ms=count_of(given, "transactionTimeoutMs", default=300_000, most=2**31 - 1),
@@ -247,6 +248,15 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         routing_key=given.get("routingKey"),
         vhost=_vhost(given, ("exchange",)),
     )
+
+
+def _servers(option: str, text: str) -> tuple[str, ...]:
+    names = names_in(option, text)
+    try:
+        addresses_of(names)
+    except ValueError as error:
+        raise OptionError(f"{option}: {error}") from None
+    return names
 
 
 def _check_isolation(given: Mapping[str, str]) -> None:

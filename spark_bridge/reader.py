@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from ssl import SSLContext
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,7 @@ from spark_bridge.columns import decode_batches
 from spark_bridge.filters import EVERYTHING, Wanted, looked_for, matching, narrowed, wanted_by
 from spark_bridge.message_columns import having
 from spark_bridge.offsets import DataLoss, OffsetRange, divide, existing_topics, resolve
-from spark_bridge.options import ReadOptions, SinkOptions
+from spark_bridge.options import Access, OptionError, ReadOptions, SinkOptions
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
 from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
@@ -177,8 +178,19 @@ def _rows(
 def connect(options: ReadOptions | SinkOptions, *, patience_s: float = PATIENCE_S) -> BlockingClient:
     """A client of the first server that answers; of one that stands still the next is tried. Nothing is asked yet."""
     access = options.access
-    tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
-    return BlockingClient(options.servers, credentials=access.credentials, tls=tls, patience_s=patience_s)
+    return BlockingClient(options.servers, credentials=access.credentials, tls=tls_terms(access), patience_s=patience_s)
+
+
+def tls_terms(access: Access) -> SSLContext | None:
+    """On which terms TLS is spoken, if it is. Raises `OptionError` for files that cannot be used."""
+    if not access.tls:
+        return None
+    files = {"millrace.tls.ca": access.ca, "millrace.tls.cert": access.cert, "millrace.tls.key": access.key}
+    try:
+        return tls_context(access.ca, access.cert, access.key)
+    except OSError as error:
+        options = ", ".join(option for option, path in files.items() if path is not None and path in str(error))
+        raise OptionError(f"{options}: {error}") from None
 
 
 def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, groups: Groups) -> Iterator[memoryview]:

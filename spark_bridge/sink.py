@@ -29,11 +29,10 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from core_log.wall_clock import wall_clock_ms
 from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
-from protocols.native.clients.client_tls import tls_context
 from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
-from spark_bridge.reader import PATIENCE_S, connect
+from spark_bridge.reader import PATIENCE_S, connect, tls_terms
 from spark_bridge.records import ColumnDraft, header_blocks
 from spark_bridge.worker import settle
 
@@ -146,7 +145,6 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: s
     """Write the rows of micro-batch `number`, task `part`, unless that was done before. Raises MillraceError."""
     settle()
     name = f"{GROUP_PREFIX}-{query}-{part}"
-    access = options.access
     if options.exchange is not None:
         with connect(options) as client:
             return Written(*publish_rows(client, batches, options, name, number))
@@ -156,8 +154,8 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: s
         transaction_timeout_ms=options.transaction_timeout_ms,
         compression=options.compression,
         batch_bytes=BATCH_BYTES_MAX,
-        credentials=access.credentials,
-        tls=tls_context(access.ca, access.cert, access.key) if access.tls else None,
+        credentials=options.access.credentials,
+        tls=tls_terms(options.access),
         patience_s=PATIENCE_S,
     ) as producer:
         producer.begin()  # nobody else writes for this task from here on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from protocols.native.clients.blocking import KnownTopic
 from protocols.native.errors import UnknownTopic
 from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
-from spark_bridge.options import OptionError, ReadOptions, parse_options
+from spark_bridge.options import OptionError, ReadOptions, parse_options, parse_sink_options
 
 
 class Log:
@@ -189,6 +190,14 @@ def test_a_server_is_needed() -> None:
 @pytest.mark.parametrize("name", ["millrace.servers", "bootstrap.servers", "kafka.bootstrap.servers"])
 def test_servers(name: str) -> None:
     assert parse_options({"subscribe": "a", name: "one:1, two:2"}).servers == ("one:1", "two:2")
+
+
+@pytest.mark.parametrize("text", [" , ", "one", "one:x", "one:1, two"])
+def test_servers_that_are_none_are_told_by_the_option(text: str) -> None:
+    given = {"millrace.servers": text}
+    for parse in (partial(parse_options, given | {"subscribe": "a"}), partial(parse_sink_options, given)):
+        with pytest.raises(OptionError, match=r"^millrace\.servers"):
+            parse()
 
 
 def test_options_and_ranges_travel_between_processes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import pickle
 import socket
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -284,3 +285,11 @@ def test_the_connection_closes_when_the_rows_are_not_all_wanted(three: LogServer
 def test_wrong_options_are_told_before_anything_is_asked(three: LogServer) -> None:
     with pytest.raises(OptionError, match="unknown option 'subscribed'"):
         source(three, subscribed="t").schema()
+
+
+def test_files_for_tls_that_are_none_are_told_by_the_option(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for option in ("millrace.tls.ca", "millrace.tls.cert"):
+        for file in ("empty", "missing"):
+            with pytest.raises(OptionError, match=f"^{option}: .*{file}"):
+                read("localhost:1", **{option: str(tmp_path / file)})
