@@ -218,7 +218,10 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
 
     def _ends(self) -> Places:
         source = self._connected_source()
-        partitions = partitions_of(source.log, source.options, as_far=not self.options.fail_on_data_loss)
+        try:
+            partitions = partitions_of(source.log, source.options, as_far=not self.options.fail_on_data_loss)
+        except OptionError as error:
+            raise OptionError(f"{error}; failOnDataLoss=false reads what there is") from None
         found = source.log.list_many_offsets([(*one, "latest") for one in partitions])
         self._known_ends = {one: end or 0 for one, end in zip(partitions, found, strict=True)}
         self._ids = _ids_by_topic(partitions)

@@ -348,8 +348,10 @@ def test_a_partition_that_is_gone_is_lost_data() -> None:
         del server.topics["t"]
         assert lenient.latestOffset(start, ALL) == {}
         assert assigned.latestOffset({"t": {"0": 10}, "u": {"0": 0}}, ALL) == {"u": {"0": 0}}
-        with pytest.raises(OptionError, match="there is no topic 't'"):
+        with pytest.raises(OptionError, match="there is no topic 't'; failOnDataLoss=false reads what there is"):
             strict.latestOffset(start, ALL)
+        with pytest.raises(OptionError, match=r"there is no topic 't'$"):
+            lenient.initialOffset()
 
 
 def test_a_micro_batch_that_runs_again_does_without_a_topic_that_is_gone() -> None:
