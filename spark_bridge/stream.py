@@ -127,9 +127,9 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         return self._offset(ends, ids)
 
     def _waits(self, begin: Places, ends: Places) -> bool:
-        """Whether there is too little yet for a micro-batch, of known partitions; see `minOffsetsPerTrigger`."""
+        """Whether there is too little yet for a micro-batch; see `minOffsetsPerTrigger`. New partitions count whole."""
         now_s, due_s = time.monotonic(), self._triggered_s + self.options.trigger_delay_ms_max / 1000
-        waiting = sum(max(end - begin.get(one, end), 0) for one, end in ends.items())
+        waiting = sum(max(end - begin.get(one, 0), 0) for one, end in ends.items())
         if waiting < self.options.offsets_per_trigger_min and self._target is None and now_s < due_s:
             return True
         self._triggered_s = now_s

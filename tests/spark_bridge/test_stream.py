@@ -190,6 +190,18 @@ def test_few_offsets_wait_for_more_but_not_for_ever(monkeypatch: pytest.MonkeyPa
         assert reader.latestOffset(second, ALL) == {"t": {"0": 49, "1": 34}}, "what is there is read"
 
 
+def test_what_new_topics_have_is_enough_too() -> None:
+    with log_server(two()) as server:
+        given = {"millrace.servers": server.address, "subscribePattern": ".", "startingOffsets": "earliest"}
+        known = MillraceDataSource(given | {"minOffsetsPerTrigger": "20"})
+        reader = known.streamReader(schema=known.schema())
+        first = reader.latestOffset(reader.initialOffset(), ALL)
+        server.topics["n"] = [Partition([batch(0, [b"x"] * 19)])]
+        assert reader.latestOffset(first, ALL) == first
+        server.topics["v"] = [Partition([batch(0, [b"x"])])]
+        assert reader.latestOffset(first, ALL) == first | {"n": {"0": 19}, "v": {"0": 1}}
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 99, 100, 101])
 def test_shares(most: int) -> None:
     begin = {("t", number): 10 * number for number in range(5)}
