@@ -29,6 +29,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from core_log.wall_clock import wall_clock_ms
 from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
+from protocols.native.errors import ProducerFenced
 from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
@@ -148,32 +149,38 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: s
     if options.exchange is not None:
         with connect(options) as client:
             return Written(*publish_rows(client, batches, options, name, number))
-    with BlockingTransactionalProducer(
-        options.servers,
-        name,
-        transaction_timeout_ms=options.transaction_timeout_ms,
-        compression=options.compression,
-        batch_bytes=BATCH_BYTES_MAX,
-        credentials=options.access.credentials,
-        tls=tls_terms(options.access),
-        patience_s=PATIENCE_S,
-    ) as producer:
-        producer.begin()  # nobody else writes for this task from here on
-        done = producer.client.committed_offsets(name)
-        if any(offset > number for offset in done.values()):
-            rows = sum(batch.num_rows for batch in batches)
-            producer.abort()
-            return Written(rows, again=True)
-        writing = _Writing(producer, options.topic)
-        for batch in batches:
-            writing.add(batch)
-        if writing.first_topic is None:
-            producer.abort()
-            return Written(0)
-        writing.flush()
-        producer.send_offsets({(writing.first_topic, 0): number + 1}, name)
-        producer.commit()
-        return Written(writing.rows)
+    try:
+        with BlockingTransactionalProducer(
+            options.servers,
+            name,
+            transaction_timeout_ms=options.transaction_timeout_ms,
+            compression=options.compression,
+            batch_bytes=BATCH_BYTES_MAX,
+            credentials=options.access.credentials,
+            tls=tls_terms(options.access),
+            patience_s=PATIENCE_S,
+        ) as producer:
+            producer.begin()  # nobody else writes for this task from here on
+            done = producer.client.committed_offsets(name)
+            if any(offset > number for offset in done.values()):
+                rows = sum(batch.num_rows for batch in batches)
+                producer.abort()
+                return Written(rows, again=True)
+            writing = _Writing(producer, options.topic)
+            for batch in batches:
+                writing.add(batch)
+            if writing.first_topic is None:
+                producer.abort()
+                return Written(0)
+            writing.flush()
+            producer.send_offsets({(writing.first_topic, 0): number + 1}, name)
+            producer.commit()
+            return Written(writing.rows)
+    except ProducerFenced as error:
+        raise ProducerFenced(
+            f"{error}: another attempt of the task writes now, or it took longer than transactionTimeoutMs "
+            f"({options.transaction_timeout_ms})"
+        ) from None
 
 
 @dataclass

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql.types import ArrayType, IntegerType, StringType, StructType
 
 from core_log.murmur2 import partition_of_key
-from millrace import BlockingClient, BlockingConsumer, ConsumerRecord, MillraceError
+from millrace import BlockingClient, BlockingConsumer, ConsumerRecord
+from protocols.native.errors import ProducerFenced
 from spark_bridge import sink
 from spark_bridge.columns import HEADERS_TYPE
 from spark_bridge.data_source import MillraceDataSource
@@ -163,7 +164,9 @@ def test_of_two_attempts_at_once_one_counts(server: str, monkeypatch: pytest.Mon
         inner.append(write_rows(rows(0, 100), where, "speculative", 0, 0))
         yield from rows(50, 100)
 
-    with pytest.raises(MillraceError):
+    with pytest.raises(
+        ProducerFenced, match=r"another attempt .* or it took longer than transactionTimeoutMs \(60000\)"
+    ):
         write_rows(overtaken(), where, "speculative", 0, 0)
     assert inner[0].rows == 100
     assert numbers(server, topic) == list(range(100))
