@@ -71,11 +71,10 @@ def names_of(schema: StructType) -> tuple[str, ...]:
     names = tuple(schema.names)
     for field in schema.fields:
         known = _TYPES.get(field.name)
-        if known is None or known[0] != field.dataType:
+        if known is None or known[0] != field.dataType or not field.nullable:
             kinds = ", ".join(f"{name} {kind.simpleString()}" for name, (kind, _) in _TYPES.items())
-            raise OptionError(
-                f"a schema may have these columns: {kinds}; not {field.name} {field.dataType.simpleString()}"
-            )
+            kind = field.dataType.simpleString() + ("" if field.nullable else " not null")
+            raise OptionError(f"a schema may have these columns: {kinds}; not {field.name} {kind}")
     if not names or len(set(names)) < len(names):
         raise OptionError("a schema has a column once, and at least one")
     return names

@@ -287,6 +287,13 @@ def test_wrong_options_are_told_before_anything_is_asked(three: LogServer) -> No
         source(three, subscribed="t").schema()
 
 
+def test_a_schema_that_allows_no_null_is_refused(three: LogServer) -> None:
+    schema = StructType().add("value", "binary", nullable=False)
+    for make in (source(three).reader, source(three).streamReader):
+        with pytest.raises(OptionError, match="not value binary not null"):
+            make(schema=schema)
+
+
 def test_files_for_tls_that_are_none_are_told_by_the_option(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for option in ("millrace.tls.ca", "millrace.tls.cert"):
