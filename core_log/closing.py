@@ -66,7 +66,7 @@ class RollingLog:
         full = self._active
         if not self._pending or self._pending[-1].segment is not full:
             self._pending.append(SegmentWrite(full, full.size))
-        self._pending[-1].closing = RecoveryPoint.at_start_of(base_offset)
+        self._pending[-1].closing = RecoveryPoint.at_start_of(base_offset, self.segments)
         self._pending[-1].before_gap = base_offset != end or end == self._skipped_to
         active = Segment(self.directory, base_offset, self.config.index_interval_bytes, SegmentIndex())
         active.created_ms = self.wall_clock_ms()

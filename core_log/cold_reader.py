@@ -319,6 +319,8 @@ def verify(log: ReadableLog) -> list[str]:
     segments = log.segments_from(log.log_start_offset)
     ends = [*(segment.base_offset for segment in segments[1:]), log.log_end_offset]
     for segment, end in zip(segments, ends):
+        if segment.missing:
+            problems.append(f"{segment.log_path} is missing")
         if not segment.written_bytes:
             continue
         try:

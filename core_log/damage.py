@@ -60,6 +60,8 @@ def find_damage(files: Files, directory: str) -> Damage | None:
     if point is not None and point.position and point.segment_base not in bases:
         path = f"{directory}/{SegmentName(point.segment_base)}.log"
         return Damage(path, 0, "it is missing", _count(files, directory, bases))
+    for base in point.missing([SegmentName(base) for base in bases], start) if point is not None else ():
+        return Damage(f"{directory}/{SegmentName(base)}.log", 0, "it is missing", _count(files, directory, bases))
     for index, base in enumerate(bases):
         path = f"{directory}/{SegmentName(base)}.log"
         data = read_file(files, path)

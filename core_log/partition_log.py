@@ -88,6 +88,7 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
         """No appends now; no jobs either."""
         self.listeners: list[Callable[[PartitionLog], None]] = []
         self.segments = found.segments
+        self.unreadable = any(segment.missing for segment in found.segments)
         self.size_bytes = sum(segment.size for segment in found.segments)
         self._flusher = flusher
         self._active = found.segments[-1]
@@ -217,7 +218,9 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
             sync=sync,
             sync_names=sync and self._names_unsynced,
             aside=aside and not sync and self._may_close_aside(writes),
-            recovery_point=RecoveryPoint.at_end_of(active, self.log_end_offset) if advance or closing else None,
+            recovery_point=RecoveryPoint.at_end_of(active, self.log_end_offset, self.segments)
+            if advance or closing
+            else None,
             log_start=self.log_start_offset if self._log_start_unsaved else None,
             removals=removals,
             epochs=self.epochs.encode() if self._epochs_unsaved and writes else None,

@@ -14,7 +14,9 @@
    so and the log ends where it says.
 6. Bytes that had been synced and are missing are `damage`: of a clean stop, below the recovery point, at the log start.
    What is found is used all the same; a replica knows then that it may lack what it had promised to keep. Whoever has
-   to know of it after this start, too, is told (`on_damage`) before anything is written that makes it look well.
+   to know of it after this start, too, is told (`on_damage`) before anything is written that makes it look well. A
+   segment that is gone from between others, which the recovery point names, stays in the log as `missing`: its readers
+   are told, and so the next start misses it, too.
 7. Segments below the saved log start are left-overs of an interrupted deletion and go, and so do those that a compacted
    one stands for (`segment_names.py`). A compacted segment is never the active one: its end is in its name, since the
    last batches before that may be gone.
@@ -26,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from core_log.batch_header import HEADER_BYTES, parse_header
 from core_log.checkpoint import TEMPORARY_SUFFIX
@@ -104,7 +107,10 @@ def recover(
         scanned_to = end
         next_offset = max(next_offset, end, name.end)
         scanned = scanned or cut or segment.size > trusted_bytes
-    if not segments or segments[-1].index is None or names[len(segments) - 1].generation:
+    is_compacted = bool(segments) and names[len(segments) - 1].generation > 0
+    segments = _with_missing(directory, segments, point, names, log_start, config)
+    damaged = damaged or any(segment.missing for segment in segments)
+    if not segments or segments[-1].index is None or is_compacted:
         # A full or compacted segment is the last: the one after it had not got its name yet.
         next_offset = max(next_offset, trusted_below)
         segments.append(Segment(directory, next_offset, config.index_interval_bytes, SegmentIndex()))
@@ -121,7 +127,7 @@ def recover(
     trusted_bytes = point.position if point is not None and point.segment_base == active.base_offset else 0
     if cut or trusted_bytes > active.size:
         # What is appended next may grow beyond an old recovery point, which would then point into a batch.
-        RecoveryPoint.at_start_of(active.base_offset).save(files, directory, sync_name=True)
+        RecoveryPoint.at_start_of(active.base_offset, segments).save(files, directory, sync_name=True)
         trusted_bytes = 0
     log_start = max(log_start, segments[0].base_offset)
     found = _epochs_up_to(files, directory, next_offset)
@@ -195,6 +201,25 @@ def _lacks_files(directory: str, bases: list[int], log_start: int, point: Recove
         logger.error("%s is missing, %d bytes of it that were synced are lost", path, point.position)
         return True
     return False
+
+
+def _with_missing(
+    directory: str,
+    segments: list[Segment],
+    point: RecoveryPoint | None,
+    names: list[SegmentName],
+    log_start: int,
+    config: LogConfig,
+) -> list[Segment]:
+    """Those segments, and with them those between them that the recovery point knows and that are not there."""
+    found = segments.copy()
+    for base in point.missing(names, log_start) if point is not None and segments else ():
+        if base > segments[0].base_offset:
+            segment = Segment(directory, base, config.index_interval_bytes, None)
+            logger.error("%s is missing, what was in it is lost", segment.log_path)
+            segment.missing = True
+            found.append(segment)
+    return sorted(found, key=attrgetter("base_offset"))
 
 
 def _segment_names(files: Files, directory: str) -> list[SegmentName]:

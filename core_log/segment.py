@@ -66,7 +66,7 @@ class Segment:
 
     __slots__ = (
         "_is_largest_checked", "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index",
-        "index_damaged", "interval_bytes", "keys", "max_timestamp_last", "max_timestamp_ms", "named_until_s",
+        "index_damaged", "interval_bytes", "keys", "max_timestamp_last", "max_timestamp_ms", "missing", "named_until_s",
         "room_end", "size", "small_syncs", "stem", "written_bytes",
     )  # fmt: skip
 
@@ -94,6 +94,8 @@ class Segment:
         """The relative offset with which the first batch that has it ends."""
         self.created_ms = 0
         self.deleted = False
+        self.missing = False
+        """Its files were there and are not: who reads it is told, as where they are removed later."""
         self.keys: tuple[Block, ...] | None = None
         """What its index of keys has (`key_index.py`); None: its file was not looked at."""
         self.file: File | None = None
@@ -197,7 +199,7 @@ class Segment:
         """The largest timestamp of all batches, -1 without any; `checked`: looked up in the batches, once, where it is
         the index that says so. Raises OSError.
         """
-        if self.index is not None:
+        if self.index is not None or self.missing:
             return self.max_timestamp_ms
         if self._largest_timestamp_ms is None or (checked and not self._is_largest_checked):
             times = last_times(files, self.stem)

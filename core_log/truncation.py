@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core_log.errors import BelowHighWatermark, LogUnavailable
-from core_log.flush_job import RecoveryPoint, save_epochs, save_log_start
+from core_log.flush_job import RecoveryPoint, bases_before, save_epochs, save_log_start
 from core_log.segment import BatchPlace, Segment, scan
 from core_log.segment_index import NO_TIMESTAMP_MS, SegmentIndex
 from core_log.segment_names import SegmentName, parse
@@ -142,6 +142,7 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
         len(index.offsets),
         len(index.times),
         max_timestamp_last=cut.max_timestamp_last,
+        closed=bases_before(log.segments, keep.base_offset),
     )
     point.save(files, log.directory, sync_name=True)
     for segment in reversed(log.segments):
@@ -150,6 +151,7 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
             segment.remove(files)
     file.truncate(cut.position)
     keep.room_end = 0
+    keep.missing = False
     file.sync()
     _forget_compaction(log, keep)
     files.sync_directory(log.directory)
@@ -181,6 +183,8 @@ def _forget_compaction(log: PartitionLog, keep: Segment) -> None:
 def _find(log: PartitionLog, keep: Segment, end_offset: int) -> Cut:
     """Where the first batch that reaches beyond `end_offset` begins, with the index entries before it."""
     files = log.files
+    if keep.missing:
+        return Cut(keep, SegmentIndex(), 0, keep.base_offset, NO_TIMESTAMP_MS, 0)
     full = keep.index or SegmentIndex.of_closed(files, keep.stem)
     # From the entry before the last one that is sure to stay: what is before that, an entry says the largest time of.
     at = bisect_left(full.offsets, end_offset - keep.base_offset) - 2

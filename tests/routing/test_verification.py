@@ -122,6 +122,7 @@ def last_batch(directory: Path) -> int:
         (lambda d: shutil.rmtree(d / "retained"), "retained/0 is missing"),
         (lambda d: shutil.rmtree(d / "catalog"), "catalog/0 is missing or empty, and queues/"),
         (lambda d: first(d, "topics/t-0/*.log").unlink(), "missing or damaged"),
+        (lambda d: sorted(d.glob("topics/t-0/*.log"))[2].unlink(), ".log is missing"),
     ],
 )
 async def test_what_is_damaged_is_named(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
