@@ -27,6 +27,8 @@ from core_log.flush_job import RecoveryPoint, load_log_start
 from core_log.segment import RELATIVE_OFFSET_MAX, check_batch
 from core_log.segment_names import SegmentName
 
+ASIDE = "damaged"
+"""The directory for what was damaged, as it was."""
 _BASE_OFFSET = Struct(">q")
 _CRC = Struct(">I")
 _CRC_FIELD = 17
@@ -109,6 +111,36 @@ def repair(files: Files, directory: str, aside: str) -> None:
         _write(files, path + ".new", b"".join(kept))
         files.rename(path + ".new", path)
         files.sync_directory(directory)
+
+
+def aside_of(files: Files, directory: str) -> str:
+    """A directory, not there yet, for what is set aside of the log in `directory`."""
+    number = 1
+    while files.exists(path := f"{ASIDE}/{directory.replace('/', '-')}.{number}"):
+        number += 1
+    return path
+
+
+def keep_damaged(files: Files, directory: str, path: str, start: int, end: int) -> str:
+    """Copy what [start, end) of a segment holds, which is to be cut off, unless it is the torn tail of a stop. Where
+    that is; "": it is none. Raises OSError.
+    """
+    first = start - start % _BLOCK_BYTES
+    file = files.open(path, create=False)
+    try:
+        data = file.pread(end - first, first)
+    finally:
+        file.close()
+    at = start - first
+    size = HEADER.unpack_from(data, at)[1] + LENGTH_START if len(data) - at >= HEADER_BYTES else 0
+    batch = data[: at + size] if size > 0 else data  # there may be room behind it
+    if _is_torn(batch, at) and next(_whole_batches(data, at + 1), None) is None:
+        return ""
+    aside = aside_of(files, directory)
+    files.make_directory(aside)
+    _write(files, f"{aside}/{path.rpartition('/')[2]}.from-{start}", data[at:])
+    files.sync_directory(aside)
+    return aside
 
 
 def _bases(files: Files, directory: str) -> list[int]:

@@ -82,6 +82,8 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
         """So often a reader was not given a record because its time was up."""
         self.room_bytes = found.room_bytes
         """So much longer the last file was, with nothing in it."""
+        self.aside = found.aside
+        """Where what was cut off when it was opened is kept, if it may be more than a torn tail."""
         self.error: OSError | None = None
         self.closed = False
         self.truncating = self.cutting = False

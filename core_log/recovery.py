@@ -5,6 +5,8 @@
 2. From the recovery point on every batch is checked, CRC included. At the first that is damaged, torn or out of order
    the log is cut: the rest of the segment and all later segments go, which is logged with file and position. So they do
    where the next one was begun `early` and does not begin where this one ends: it lost its end (`closing.py`, 4).
+   What goes is kept in `damaged/` if it does not look like the torn tail of a stop (`damage.py`): it may be what a bit
+   that has flipped is in the way of.
 3. What was scanned is written again where it is, as it was checked, and synced before the log is used, so that it may
    be called flushed (`written_again.py`). A disk that refuses this refuses the log.
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment, beside the old ones: they get
@@ -32,6 +34,7 @@ from operator import attrgetter
 
 from core_log.batch_header import HEADER_BYTES, parse_header
 from core_log.checkpoint import TEMPORARY_SUFFIX
+from core_log.damage import keep_damaged
 from core_log.errors import CorruptBatch
 from core_log.files import Files
 from core_log.flush_job import RecoveryPoint, load_epochs, load_log_start
@@ -64,6 +67,8 @@ class RecoveredLog:
     """See rule 6."""
     room_bytes: int
     """See rule 8."""
+    aside: str
+    """Where what was cut off is kept, if it may be more than a torn tail."""
 
 
 def recover(
@@ -73,15 +78,13 @@ def recover(
     files.make_directory(directory)
     log_start = load_log_start(files, directory)
     point = RecoveryPoint.load(files, directory)
-    names = _segment_names(files, directory)
-    while len(names) > 1 and names[1].base_offset <= log_start:
-        Segment(directory, names.pop(0), config.index_interval_bytes, None).remove(files)
+    names = _segment_names(files, directory, log_start)
     bases = [name.base_offset for name in names]
     trusted_below = point.segment_base if point else -1
     segments: list[Segment] = []
     next_offset = log_start
     scanned = cut = False
-    room_bytes = 0
+    room_bytes, aside = 0, ""
     scanned_to: int | None = None
     """Where the segment before, if it was scanned, ends."""
     damaged = _lacks_files(directory, bases, log_start, point)
@@ -92,6 +95,8 @@ def recover(
             logger.error("cutting the log: %s ends at offset %d, not at %d", segments[-1].log_path, scanned_to, base)
             cut = True
         if cut:
+            if aside:
+                files.rename(segment.log_path, f"{aside}/{name}.log")
             segment.remove(files)
             continue
         segments.append(segment)
@@ -102,7 +107,9 @@ def recover(
             continue
         synced = point if base == trusted_below else None
         is_last = name is names[-1] and not name.generation
-        trusted_bytes, end, cut, room_bytes = _recover_segment(files, segment, synced, config, now_ms, is_last=is_last)
+        trusted_bytes, end, cut, room_bytes, aside = _recover_segment(
+            files, segment, synced, config, now_ms, is_last=is_last
+        )
         damaged = damaged or bool(synced and segment.size < synced.position)
         scanned_to = end
         next_offset = max(next_offset, end, name.end)
@@ -120,15 +127,10 @@ def recover(
         if segment.index is not None:
             _save_closed(files, segment)
             segment.close_file()
-    if scanned:
-        files.sync_directory(directory)
-    active = segments[-1]
-    active.close_file()  # most logs are not written to soon, and descriptors may be few
-    trusted_bytes = point.position if point is not None and point.segment_base == active.base_offset else 0
-    if cut or trusted_bytes > active.size:
-        # What is appended next may grow beyond an old recovery point, which would then point into a batch.
-        RecoveryPoint.at_start_of(active.base_offset, segments).save(files, directory, sync_name=True)
-        trusted_bytes = 0
+    for changed in (aside, directory if scanned else ""):
+        if changed:
+            files.sync_directory(changed)
+    trusted_bytes = _trusted_bytes(files, directory, point, segments, cut=cut)
     log_start = max(log_start, segments[0].base_offset)
     found = _epochs_up_to(files, directory, next_offset)
     if found is None:
@@ -137,8 +139,22 @@ def recover(
         epochs, clean = found[0], found[1] == next_offset
         damaged = damaged or found[1] > next_offset
     return RecoveredLog(
-        segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None, damaged, room_bytes
+        segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None, damaged, room_bytes, aside
     )
+
+
+def _trusted_bytes(
+    files: Files, directory: str, point: RecoveryPoint | None, segments: list[Segment], *, cut: bool
+) -> int:
+    """How much of the active segment the next start need not scan."""
+    active = segments[-1]
+    active.close_file()  # most logs are not written to soon, and descriptors may be few
+    trusted_bytes = point.position if point is not None and point.segment_base == active.base_offset else 0
+    if cut or trusted_bytes > active.size:
+        # What is appended next may grow beyond an old recovery point, which would then point into a batch.
+        RecoveryPoint.at_start_of(active.base_offset, segments).save(files, directory, sync_name=True)
+        return 0
+    return trusted_bytes
 
 
 def _epochs_up_to(files: Files, directory: str, next_offset: int) -> tuple[LeaderEpochs, int] | None:
@@ -222,7 +238,7 @@ def _with_missing(
     return sorted(found, key=attrgetter("base_offset"))
 
 
-def _segment_names(files: Files, directory: str) -> list[SegmentName]:
+def _segment_names(files: Files, directory: str, log_start: int) -> list[SegmentName]:
     """The segments in order; what is left over of others goes."""
     listed = files.list(directory)
     names, left_over = effective(listed)
@@ -233,13 +249,17 @@ def _segment_names(files: Files, directory: str) -> list[SegmentName]:
         orphan = suffix in ("index", "timeindex", "keys") and stem not in stems
         if orphan or stem in gone or file_name.endswith(TEMPORARY_SUFFIX):
             files.remove(f"{directory}/{file_name}")
+    while len(names) > 1 and names[1].base_offset <= log_start:
+        Segment(directory, names.pop(0), 0, None).remove(files)
     return names
 
 
 def _recover_segment(
     files: Files, segment: Segment, point: RecoveryPoint | None, config: LogConfig, now_ms: int, *, is_last: bool
-) -> tuple[int, int, bool, int]:
-    """Scan a segment from the recovery point in it or from its start; (bytes trusted, next offset, is it cut, room)."""
+) -> tuple[int, int, bool, int, str]:
+    """Scan a segment from the recovery point in it or from its start; (bytes trusted, next offset, is it cut, room,
+    where what was damaged is kept).
+    """
     path = segment.log_path
     file = segment.writable(files)
     file_bytes = files.size(path)
@@ -256,7 +276,7 @@ def _recover_segment(
             segment.created_ms = point.created_ms
         else:
             logger.warning("%s: index files are missing or too short, rebuilding", segment.stem)
-    cut, room_bytes = False, 0
+    cut, room_bytes, aside = False, 0, ""
     trusted_bytes = segment.size
     synced_bytes = point.position if point is not None and point.position <= file_bytes else 0
     again = WrittenAgain(file, path, synced_bytes if config.fsync != "never" else file_bytes)
@@ -273,12 +293,15 @@ def _recover_segment(
             room_bytes = file_bytes - segment.size
         else:
             cut = True
-            logger.error("cutting the log, %d bytes of the segment are dropped: %s", file_bytes - segment.size, error)
+            aside = keep_damaged(files, path.rpartition("/")[0], path, segment.size, file_bytes)
+            kept = f", and kept in {aside}" if aside else ""
+            text = "cutting the log, %d bytes of the segment are dropped%s: %s"
+            logger.error(text, file_bytes - segment.size, kept, error)
         file.truncate(segment.size)
     segment.written_bytes = segment.size
     if cut or segment.size > trusted_bytes:
         again.finish(segment.size)
-    return trusted_bytes, next_offset, cut, room_bytes
+    return trusted_bytes, next_offset, cut, room_bytes, aside
 
 
 def _rebuild_index(files: Files, segment: Segment, on_damage: Callable[[], None]) -> bool:

@@ -23,7 +23,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from core_log.damage import find_damage, repair
+from core_log.damage import ASIDE, aside_of, find_damage, repair
 from core_log.disk_space import NO_ROOM
 from core_log.errors import LogDamaged
 from core_log.files import Files
@@ -41,7 +41,6 @@ STORES = (OFFSETS, TRANSACTIONS, RETAINED)
 """Of a broker that is alone, besides the catalog: there before anything is declared."""
 _UNKNOWN = "unknown"
 _DELETING = "deleting"
-_DAMAGED = "damaged"
 _LINES_MAX = 100
 _WITH_ID = re.compile(r".+-[0-9]+\.[0-9a-f]{16}")
 
@@ -59,9 +58,9 @@ def require_undamaged(files: Files, directory: str, *, accept_damage: bool) -> N
     if not accept_damage:
         raise LogDamaged(
             f"{damage}. Bring the file back from a copy, or start once with --accept-damage: all whole batches are "
-            f"kept, what the damaged ones said is forgotten, and the files as they are now stay in {_DAMAGED}/"
+            f"kept, what the damaged ones said is forgotten, and the files as they are now stay in {ASIDE}/"
         )
-    aside = _free_name(files, f"{_DAMAGED}/{directory.replace('/', '-')}")
+    aside = aside_of(files, directory)
     logger.error("%s. Going on without what is damaged; the files as they were are in %s", damage, aside)
     repair(files, directory, aside)
 

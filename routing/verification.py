@@ -97,6 +97,8 @@ def _verify(files: Files, directory: str, *, is_store: bool = False) -> Verified
     problems = [str(damage)] if damage is not None else []
     if log.damaged and damage is None:
         problems.append(f"{directory}: bytes that had been synced are missing or damaged at its end")
+    if log.aside and damage is None:
+        problems.append(f"{directory}: what a start would cut off its end is not only what a stop leaves")
     problems += log.verify()
     for name in _BESIDE:
         problems += _faults_in(files, f"{directory}/{name}", lambda _: None)

@@ -8,7 +8,7 @@ import pytest
 
 from core_log.damage import Damage, find_damage, repair
 from core_log.errors import CorruptBatch
-from core_log.files import MemoryFiles
+from core_log.files import MemoryFiles, read_file
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import LogConfig, PartitionLog
 from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log
@@ -167,3 +167,48 @@ def test_random_damage_is_never_worse_than_what_it_hits() -> None:
         except CorruptBatch:
             raise AssertionError(seed) from None
         assert len(kept) >= 10 - 2 - length // 100, seed
+
+
+def cut_and_kept(files: MemoryFiles, config: LogConfig) -> tuple[PartitionLog, dict[str, bytes]]:
+    """A log that is opened, and what of it is kept aside."""
+    log = open_log(files, config)
+    kept = {name: read_file(files, f"{log.aside}/{name}") for name in files.list(log.aside)} if log.aside else {}
+    return log, kept
+
+
+@pytest.mark.parametrize("room", [0, 5000])
+@pytest.mark.parametrize("at_batch", [4, 9])
+def test_what_a_flipped_bit_cuts_off_after_a_kill_is_kept(at_batch: int, room: int) -> None:
+    files = MemoryFiles()
+    log, positions = a_store(files)
+    path, at = log.segments[0].log_path, positions[at_batch]
+    flip(files, path, at + 70)
+    data = read_file(files, path) + bytes(room)
+    files.open(path).pwritev([data], 0)
+    log, kept = cut_and_kept(files, log.config)
+    assert log.log_end_offset == at_batch
+    assert kept == {f"{path.rpartition('/')[2]}.from-{at}": data[at:]}
+    assert cut_and_kept(files, log.config)[1] == {}, "once"
+
+
+@pytest.mark.parametrize("left", [1, 60, 61, 90])
+def test_a_torn_tail_is_not_kept(left: int) -> None:
+    files = MemoryFiles()
+    log, positions = a_store(files)
+    files.open(log.segments[0].log_path).truncate(positions[-1] + left)
+    log, kept = cut_and_kept(files, log.config)
+    assert (log.log_end_offset, kept) == (9, {})
+
+
+def test_segments_behind_a_flipped_bit_are_kept_where_the_recovery_point_is_lost() -> None:
+    files = MemoryFiles()
+    log, _ = a_store(files, segment_bytes=500)
+    log.close()
+    paths = [segment.log_path for segment in log.segments]
+    files.remove(f"{DIRECTORY}/recovery-point")
+    flip(files, paths[0], 70)
+    before = {path.rpartition("/")[2]: read_file(files, path) for path in paths}
+    first = min(before)
+    log, kept = cut_and_kept(files, log.config)
+    assert log.log_end_offset == 0
+    assert kept == {f"{first}.from-0": before.pop(first), **before}
