@@ -4,7 +4,8 @@
     4   length   u32
     8   content
 
-Written to a second name, synced, renamed over the first, and the directory synced.
+Written to a second name, synced, renamed over the first, and the directory synced. Where one bit of a short one has
+flipped each can be tried: the CRC is right with that one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from core_log.files import Files, read_file
 _HEAD = Struct(">II")
 _LENGTH = Struct(">I")
 TEMPORARY_SUFFIX = ".new"
+_MENDED_BYTES_MAX = 256
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +45,22 @@ def save(files: Files, path: str, content: bytes, *, sync_name: bool = True) -> 
 
 
 def load(files: Files, path: str) -> bytes | None:
-    """The content last saved; None when there is none or it is damaged (which is logged). Raises OSError."""
+    """The content last saved, also where one bit of it has flipped; None when there is none or it is damaged. Both is
+    logged. Raises OSError.
+    """
     try:
         return read(files, path)
     except ValueError:
-        logger.warning("checkpoint %s is damaged and ignored", path)
-        return None
+        pass
+    data = bytearray(read_file(files, path))
+    for bit in range(len(data) * 8 if len(data) <= _MENDED_BYTES_MAX else 0):
+        data[bit >> 3] ^= 1 << (bit & 7)
+        if _is_whole(data):
+            logger.warning("checkpoint %s is damaged: one bit of it had flipped, and is put back", path)
+            return bytes(data[_HEAD.size :])
+        data[bit >> 3] ^= 1 << (bit & 7)
+    logger.warning("checkpoint %s is damaged and ignored", path)
+    return None
 
 
 def read(files: Files, path: str) -> bytes | None:
@@ -57,8 +69,13 @@ def read(files: Files, path: str) -> bytes | None:
         data = read_file(files, path)
     except FileNotFoundError:
         return None
-    if len(data) >= _HEAD.size:
-        crc, length = _HEAD.unpack_from(data)
-        if length == len(data) - _HEAD.size and crc == crc32c(memoryview(data)[4:]):
-            return data[_HEAD.size :]
-    raise ValueError(f"{path} is damaged")
+    if not _is_whole(data):
+        raise ValueError(f"{path} is damaged")
+    return data[_HEAD.size :]
+
+
+def _is_whole(data: bytes | bytearray) -> bool:
+    if len(data) < _HEAD.size:
+        return False
+    crc, length = _HEAD.unpack_from(data)
+    return bool(length == len(data) - _HEAD.size and crc == crc32c(bytes(data[4:])))

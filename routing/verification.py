@@ -136,12 +136,13 @@ def _faults_in(files: Files, path: str, wrong: Callable[[bytes], str | None]) ->
     """
     if not files.exists(path):
         return
-    content = checkpoint.load(files, path)
-    if content is None:
-        yield f"{path} is damaged"
+    try:
+        content = checkpoint.read(files, path)
+    except ValueError as error:
+        yield str(error)
         return
     try:
-        told = wrong(content)
+        told = wrong(content) if content is not None else None
     except ValueError as error:
         yield f"{path}: {error}"
         return

@@ -212,3 +212,16 @@ def test_segments_behind_a_flipped_bit_are_kept_where_the_recovery_point_is_lost
     log, kept = cut_and_kept(files, log.config)
     assert log.log_end_offset == 0
     assert kept == {f"{first}.from-0": before.pop(first), **before}
+
+
+def test_a_flipped_bit_of_the_log_start_brings_nothing_back() -> None:
+    files = MemoryFiles()
+    log, _ = a_store(files)
+    log.delete_prefix(5)
+    flush(log)
+    log.close()
+    for bit in range(8 * files.size(f"{DIRECTORY}/log-start")):
+        flip(files, f"{DIRECTORY}/log-start", bit >> 3, bit & 7)
+        log = open_log(files)
+        assert (log.log_start_offset, log.damaged) == (5, False)
+        flip(files, f"{DIRECTORY}/log-start", bit >> 3, bit & 7)
