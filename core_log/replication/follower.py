@@ -8,7 +8,9 @@
    led, and that one has committed, is known to be so without this disk (`ReplicaLog.on_known`): it may refuse.
 4. Only what follows its end is appended: what came before may have been dropped.
 5. A disk that refuses says so in the next position; nothing is asked for and nothing kept meanwhile.
-6. A little that it has got, and that nobody waits for, is no news by itself (`position`).
+6. What its leader has sent and cannot be taken, because it is damaged there, is asked for again with the next position
+   that is due anyway, not at once: it is sent from the same disk.
+7. A little that it has got, and that nobody waits for, is no news by itself (`position`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Follower:
         self.retries = 0
         self._leader_watermark = 0
         self._tag = 0
-        self._missed = False
+        self._missed = self._is_damaged = False
         self._told: tuple[tuple[int, int, int, int, bool], bool] | None = None
         self.unsaid_bytes = 0
         """Appended since the last position."""
@@ -55,7 +57,7 @@ class Follower:
     def link_up(self) -> None:
         """A new link to the leader: it knows nothing yet."""
         self._tag = 0
-        self._missed = False
+        self._missed = self._is_damaged = False
         self._told = self.refused = None
 
     def position(self, *, again: bool = False, little_bytes: int = 0) -> Position | None:
@@ -63,7 +65,9 @@ class Follower:
         appended and is not to be reported yet is not, where it is less than `little_bytes`.
         """
         log = self.log
-        if self.needs_repair or log.truncating or log.closed or (self.refused is not None and not again):
+        if self.needs_repair or log.truncating or log.closed:
+            return None
+        if (self._is_damaged or self.refused is not None) and not again:
             return None
         news = (
             log.log_end_offset,
@@ -112,11 +116,13 @@ class Follower:
                     raise CorruptBatch(f"a batch of epoch {header.leader_epoch} in epoch {self.epoch}")
                 self.log.append_replica(batch)
                 self.unsaid_bytes += len(batch)
+                self._is_damaged = False
         except LogUnavailable:
             self._missed = True
         except CorruptBatch as error:
-            self._missed = True
-            logger.error("%s: broker %d sent what cannot be taken: %s", self.name, self.leader, error)
+            if not self._is_damaged:
+                logger.error("%s: broker %d sent what cannot be taken: %s", self.name, self.leader, error)
+            self._missed = self._is_damaged = True
 
     def log_advanced(self) -> None:
         """The log was written or synced."""

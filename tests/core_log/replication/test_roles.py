@@ -491,3 +491,24 @@ def test_what_is_deleted_is_deleted_on_all_in_sync() -> None:
     assert (logs[1].log_start_offset, leader.low_watermark()) == (3, 0), "it has not said so yet"
     exchange(leader, 2, followers[2])
     assert leader.low_watermark() == 3, "broker 3 is not in sync"
+
+
+def test_what_is_damaged_at_the_leader_is_asked_for_again_but_not_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = open_replica(MemoryFiles())
+    follower = Follower("x", log, 1, 1)
+    good = make_batch([b"a"] * 5, epoch=1)
+    flipped = bytearray(good)
+    flipped[14] ^= 1  # the leader epoch, which no CRC is over
+    assert follower.position() is not None
+    for tag in range(1, 4):
+        follower.on_batches(Batches("x", 1, tag, 0, 0, 0, 0, 5, (bytes(flipped),)))
+        assert follower.position() is None
+        follower.on_batches(Batches("x", 1, tag, 0, 0, 0, 5, 5, ()))
+        assert follower.position() is None, "the leader goes on behind it"
+        due = follower.position(again=True)
+        assert due is not None
+        assert due.missed
+    assert len(caplog.records) == 1
+    follower.on_batches(Batches("x", 1, 4, 0, 0, 0, 0, 5, (good,)))
+    assert log.log_end_offset == 5
+    assert follower.position() is not None
