@@ -331,7 +331,7 @@ def verify(log: ReadableLog) -> list[str]:
         try:
             index = segment.index or SegmentIndex.of_closed(log.files, segment.stem)
             places = scan(file, segment.log_path, 0, segment.written_bytes, expected=segment.base_offset)
-            problems += _verify_index(segment, index, _within(segment, places, end))
+            problems += _verify_index(segment, index, _in_order(log, file, _within(segment, places, end)))
         except (CorruptBatch, OSError) as error:
             problems.append(str(error))
         finally:
@@ -347,6 +347,20 @@ def _within(segment: Segment, places: Iterable[BatchPlace], end: int) -> Iterato
             raise CorruptBatch(
                 f"{segment.log_path} at position {place.position}: {offsets} in another segment than theirs"
             )
+        yield place
+
+
+def _in_order(log: ReadableLog, file: File, places: Iterable[BatchPlace]) -> Iterator[BatchPlace]:
+    """Those places, whose leader epochs do not fall and are of those that the log knows: no CRC covers them either."""
+    before = -1
+    for place in places:
+        epoch = parse_header(file.pread(HEADER_BYTES, place.position)).leader_epoch
+        if not before <= epoch <= log.leader_epoch:
+            raise CorruptBatch(
+                f"{log.directory} at offset {place.base_offset}: leader epoch {epoch} after {before}, "
+                f"and the log's is {log.leader_epoch}"
+            )
+        before = epoch
         yield place
 
 

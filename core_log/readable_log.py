@@ -36,6 +36,7 @@ class ReadableLog:
     high_watermark: int
     written_offset: int
     log_end_offset: int
+    leader_epoch: int
     segments: list[Segment]
     closed: bool
     truncating: bool

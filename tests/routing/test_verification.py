@@ -123,6 +123,7 @@ def last_batch(directory: Path) -> int:
         (lambda d: shutil.rmtree(d / "catalog"), "catalog/0 is missing or empty, and queues/"),
         (lambda d: first(d, "topics/t-0/*.log").unlink(), "missing or damaged"),
         (lambda d: flip(max(d.glob("topics/t-0/*.log")), 70), "is not only what a stop leaves"),
+        (lambda d: flip(first(d, "topics/t-0/*.log"), 15), "leader epoch 0 after 1"),
         (lambda d: sorted(d.glob("topics/t-0/*.log"))[2].unlink(), ".log is missing"),
     ],
 )
