@@ -72,8 +72,8 @@ class Leader:
         self.fenced = False
         """Somebody has a later epoch: nobody is served any more."""
         self.begun_late: int | None = None
-        """A follower has begun with an empty log at this offset, behind what the log had before; whoever sees to that
-        takes it back.
+        """A follower has begun with an empty log at this offset, behind what the log had before, the last of them if
+        there are several; whoever sees to that takes it back.
         """
         self.handing_over = False
         """It was asked to be somebody else's: nobody is served unless that failed."""
@@ -196,7 +196,7 @@ class Leader:
             progress.accepted = progress.asked = False
             return answer
         if position.last_epoch < 0 and self.log.log_start_offset > 0:
-            self.begun_late = position.fetch_offset
+            self.begun_late = max(self.begun_late or 0, position.fetch_offset)
         progress.heard(position, self.log.log_end_offset, now_s)
         progress.promised(position.tag, self.config.grant_s * self.config.grant_share)
         again = position.missed and position.tag >= progress.began_again

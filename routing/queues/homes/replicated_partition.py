@@ -247,7 +247,7 @@ class ReplicatedPartition(QueuePartition):
             return False
         self._carrying = None
         self.log.request_sync()
-        return True
+        return self._carried_at >= begins_at  # or another one has begun meanwhile, behind a part of that
 
     def seal(self) -> None:
         """See `QueuePartition`."""

@@ -512,3 +512,19 @@ def test_what_is_damaged_at_the_leader_is_asked_for_again_but_not_at_once(caplog
     follower.on_batches(Batches("x", 1, 4, 0, 0, 0, 0, 5, (good,)))
     assert log.log_end_offset == 5
     assert follower.position() is not None
+
+
+def test_of_those_who_begin_late_the_last_one_counts() -> None:
+    logs = [open_replica(MemoryFiles()) for _ in range(3)]
+    leader = lead(logs[0])
+    for _ in range(3):
+        logs[0].append(make_batch([b"a"] * 5))
+    flush(logs[0])
+    logs[0].advance_high_watermark(15)
+    logs[0].delete_prefix(5)
+    for broker, begins_at in ((2, 10), (3, 5)):
+        assert (
+            leader.on_position(broker, Position("x", 1, begins_at, -1, begins_at, begins_at, False, 0, False), 1.0)
+            is None
+        )
+    assert leader.begun_late == 10
