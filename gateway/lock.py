@@ -29,8 +29,7 @@ def locked_data_dir(path: str) -> Iterator[None]:
         raise StartError(f"data directory {path}: cannot be used: {error.strerror}") from None
     try:
         _lock(handle, fcntl.LOCK_EX, path)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        _sign(handle, path)
         yield
     finally:
         os.close(handle)
@@ -81,6 +80,16 @@ def _has_lock(process: int, inode: int) -> bool:
     except OSError:
         return True
     return False
+
+
+def _sign(handle: int, path: str) -> None:
+    """Say whose the lock is: over what was there, as a full disk may have no room for more. Raises StartError."""
+    signature = f"{os.getpid()}\n".encode()
+    try:
+        os.pwrite(handle, signature, 0)
+        os.ftruncate(handle, len(signature))
+    except OSError as error:
+        raise StartError(f"data directory {path}: cannot be used: {error.strerror}") from None
 
 
 def _lock(handle: int, how: int, path: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from gateway.errors import StartError
 from gateway.lock import holder, locked_data_dir
 
 needs_proc_locks = pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="the kernel tells of no locks")
@@ -33,3 +35,19 @@ def test_the_process_is_believed_where_locks_are_not_told(tmp_path: Path, monkey
     assert holder(str(tmp_path)) == os.getpid()
     (tmp_path / "lock").write_text("")
     assert holder(str(tmp_path)) is None
+
+
+def test_a_full_disk_does_not_keep_a_directory_from_being_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, data: bytes, position: int) -> int:
+        if position + len(data) > os.fstat(handle).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data, position)
+
+    write = os.pwrite
+    with locked_data_dir(str(tmp_path / "used")):
+        pass
+    monkeypatch.setattr(os, "pwrite", full)
+    with locked_data_dir(str(tmp_path / "used")):
+        assert holder(str(tmp_path / "used")) == os.getpid()
+    with pytest.raises(StartError, match="new: cannot be used: No space left"), locked_data_dir(str(tmp_path / "new")):
+        pass
