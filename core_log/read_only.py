@@ -36,8 +36,8 @@ class _ReadOnlyFile(OsFile):
 
     __slots__ = ("_node",)
 
-    def __init__(self, node: _Node) -> None:
-        super().__init__(os.open(node.path, os.O_RDONLY | os.O_CLOEXEC) if node.path else -1, node.path)
+    def __init__(self, descriptor: int, node: _Node) -> None:
+        super().__init__(descriptor, node.path)
         self._node = node
 
     def pwritev(self, buffers: Sequence[BytesLike], position: int) -> int:
@@ -107,7 +107,8 @@ class ReadOnlyFiles(OsFiles):
         """See `Files`."""
         if create and self._node(path) is None:
             self._nodes[path] = _Node("")
-        return _ReadOnlyFile(self._required(path))
+        node = self._required(path)
+        return _ReadOnlyFile(os.open(node.path, os.O_RDONLY | os.O_CLOEXEC) if node.path else -1, node)
 
     def exists(self, path: str) -> bool:
         """See `Files`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,18 @@ def test_a_directory_that_nobody_may_write_to_can_be_read(tmp_path: Path) -> Non
     assert file.pread(9, 0) == b"there"
     file.sync()
     file.close()
+
+
+def test_a_file_that_cannot_be_opened_says_nothing_when_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> int:
+        raise PermissionError(errno.EACCES, "refused")
+
+    unraisable: list[object] = []
+    (tmp_path / "file").write_bytes(b"there")
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with pytest.raises(PermissionError):
+        ReadOnlyFiles(tmp_path).open("file")
+    assert not unraisable
