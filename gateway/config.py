@@ -28,6 +28,7 @@ from protocols.kafka.adapter_static_members import static_client_ids
 from protocols.kafka.config import KafkaConfig
 from protocols.mqtt.config import MqttConfig
 from protocols.native.config import NativeConfig
+from protocols.native.connection import can_be_name
 from protocols.peer.config import PeerConfig
 from routing.config import BrokerConfig
 from routing.name_rules import InvalidExpression
@@ -385,7 +386,8 @@ def parse_address(address: str, *, setting: str = "address") -> tuple[str, int] 
         return None
     host, _, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or (":" in bare) != (bare != host) or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    number = port.isascii() and port.isdigit() and int(port) <= 65535
+    if not number or not bare or (":" in bare) != (bare != host) or not can_be_name(bare):
         raise ConfigError(f"{setting}: {address!r} is not HOST:PORT (such as 127.0.0.1:5672 or [::1]:5672) or 'off'")
     return bare, int(port)
 
@@ -425,7 +427,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         try:
             value = msgspec.json.decode(text) if get_origin(kind) in (dict, tuple) else text
             value = msgspec.convert(value, kind, strict=False)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeEncodeError) as error:
             raise ConfigError(f"environment: {variable}: {_setting_first(str(error))}") from None
         *sections, key = name.split(".")
         section = settings

@@ -27,9 +27,18 @@ class FrameReader(buffers.FrameReader):
 def split_address(server: str) -> tuple[str, int]:
     """Host and port of "host:port" or "[IPv6 address]:port". Raises ValueError."""
     host, colon, port = server.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not port.isdecimal() or int(port) > 65535 or not can_be_name(host):
         raise ValueError(f"{server!r} is not host:port")
     return host.strip("[]") or "localhost", int(port)
+
+
+def can_be_name(host: str) -> bool:
+    """Whether a host, if there is one, can be looked up at all: Python raises another error than OSError if not."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return "\0" not in host
 
 
 def addresses_of(server: str | Sequence[str]) -> list[tuple[str, int]]:

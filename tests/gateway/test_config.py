@@ -83,6 +83,9 @@ LIMITS_MAX = "MILLRACE_LIMITS_CONNECTIONS_MAX"
         ('[log]\nlevel = "loud"', {}, {}, f"FILE: log.level: invalid enum value 'loud', {LEVELS}"),
         ("[limits", {}, {}, "FILE: is not TOML: Expected ']' at the end of a table declaration (at end of document)"),
         ("", {LIMITS_MAX: "many"}, {}, f"environment: {LIMITS_MAX}: Expected int, got str"),
+        ("", {"MILLRACE_USERS": "\udcff"}, {},
+         r"environment: MILLRACE_USERS: 'utf-8' codec can't encode character '\udcff' in position 0: "
+         "surrogates not allowed"),
         ("", {LIMITS_MAX: "0"}, {}, f"environment: {LIMITS_MAX}: Expected int >= 1"),
         ("", {f"{LIMITS_MAX}S": ""}, {}, f"environment: there is no setting {LIMITS_MAX}S; did you mean {LIMITS_MAX}?"),
         ("", {"MILLRACE_USERS": "[]"}, {}, "environment: MILLRACE_USERS: Expected object, got array"),
@@ -131,7 +134,25 @@ def test_addresses(address: str, expected: tuple[str, int] | None) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["", ":", ":1", "host", "host:", "host:x", "host:-1", "host:65536", "::1:5672", "[host]:1", "host:²", "[]:1"],
+    [
+        "",
+        ":",
+        ":1",
+        "host",
+        "host:",
+        "host:x",
+        "host:-1",
+        "host:65536",
+        "::1:5672",
+        "[host]:1",
+        "host:²",
+        "[]:1",
+        "..:1",
+        "a..b:1",
+        ".host:1",
+        "a\0b:1",
+        "a" * 64 + ":1",
+    ],
 )
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):

@@ -330,7 +330,7 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
     assert split_address(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "h", "h:", "h:x", "h:65536", "h:-1"])
+@pytest.mark.parametrize("text", ["", "h", "h:", "h:x", "h:65536", "h:-1", "h:²", "..:1", "a..b:1", "a" * 64 + ":1"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match="is not host:port"):
         split_address(text)
