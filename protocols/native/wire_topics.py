@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 
 from protocols.native.wire_base import CONFIG_MAX, Argument, Name, NameOrNone, Reply, Request, Text
 
-Partitions = Annotated[int, Meta(ge=1, le=1_000_000)]
+Partitions = Annotated[int, Meta(ge=1)]
+"""How many there may be the broker says."""
 
 
 class CreateTopic(Request, tag=2):

@@ -27,3 +27,12 @@ async def test_topics_are_altered_and_emptied() -> None:
             await client.alter_topic("t", {"nonsense": "1"})
         with pytest.raises(MillraceError, match="unknown topic config 'retention_ms'"):
             await client.alter_topic("t", {}, unset=["retention_ms"])
+
+
+async def test_the_broker_says_how_many_partitions_there_may_be() -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t")
+        with pytest.raises(MillraceError, match="partitions must be 1 to 1000, not 9999999"):
+            await client.create_topic("many", partitions=9_999_999)
+        with pytest.raises(MillraceError, match="partitions must be 1 to 1000, not 9999999"):
+            await client.create_partitions("t", 9_999_999)
