@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from core_log import cold_reader
 from core_log.containing import Groups
-from core_log.errors import OffsetOutOfRange
+from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.file_range import FileRange, find_range
 from core_log.files import BytesLike, Files
 from core_log.log_config import LogConfig
@@ -53,6 +53,10 @@ class ReadableLog:
     def is_whole_elsewhere(self) -> bool:
         """It cannot be read here, but by somebody who will lead it instead."""
         return self.unreadable and self.may_hand_over is not None and self.may_hand_over()
+
+    def is_lost(self, problem: Exception) -> bool:
+        """Whether what could not be read is damaged or gone for good, and nobody else has it."""
+        return isinstance(problem, CorruptBatch | FileNotFoundError) and not self.is_whole_elsewhere
 
     def _check_offset(self, offset: int) -> None:
         if not self.log_start_offset <= offset <= self.log_end_offset:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from core_log.batch_header import parse_header
 from core_log.containing import Groups
-from core_log.errors import CorruptBatch, OffsetOutOfRange
+from core_log.errors import OffsetOutOfRange
 from core_log.expiry import unexpired
 from core_log.partition_log import PartitionLog
 from core_log.transaction_marker import stand_in
@@ -161,8 +161,7 @@ class FetchDoor:
         """See `protocols.fetching.Door`. What is damaged for good is told as such: with a code to try again after,
         clients would stand before it and say nothing.
         """
-        is_for_good = isinstance(problem, CorruptBatch | FileNotFoundError) and not log.is_whole_elsewhere
-        return ErrorCode.CORRUPT_MESSAGE if is_for_good else ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.CORRUPT_MESSAGE if log.is_lost(problem) else ErrorCode.KAFKA_STORAGE_ERROR
 
     def looks_for(self, request: KafkaFetch) -> Groups:
         """See `protocols.fetching.Door`: Kafka's clients get everything."""

@@ -68,8 +68,11 @@ class FetchDoor:
         return wire_error(ErrorCode.OFFSET_OUT_OF_RANGE, str(problem))
 
     def unreadable(self, log: PartitionLog, problem: Exception) -> WireError:
-        """See `protocols.fetching.Door`."""
-        return wire_error(ErrorCode.STORAGE_UNAVAILABLE, f"the log cannot be read: {problem}")
+        """See `protocols.fetching.Door`. What is damaged for good is told as such: else clients would try again for
+        ever, and say nothing.
+        """
+        code = ErrorCode.CORRUPT_BATCH if log.is_lost(problem) else ErrorCode.STORAGE_UNAVAILABLE
+        return wire_error(code, f"the log cannot be read: {problem}")
 
     def looks_for(self, request: Fetch) -> Groups:
         """See `protocols.fetching.Door`."""

@@ -69,7 +69,7 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.UNKNOWN_TOPIC: "the topic does not exist",
     ErrorCode.UNKNOWN_PARTITION: "the topic has no partition of that number",
     ErrorCode.OFFSET_OUT_OF_RANGE: "the offset is below the log's start or above its high watermark",
-    ErrorCode.CORRUPT_BATCH: "not exactly one whole data batch of format 2 with a correct CRC",
+    ErrorCode.CORRUPT_BATCH: "not one whole data batch of format 2 with a correct CRC; in a log: damaged, or gone",
     ErrorCode.BATCH_TOO_LARGE: "the batch is larger than the topic's message_bytes_max",
     ErrorCode.STORAGE_UNAVAILABLE: "the log cannot be written now",
     ErrorCode.REQUEST_TIMED_OUT: "not committed within timeout_ms; it may be later",

@@ -146,6 +146,5 @@ class ServedLogs:
 
     def _refuse(self, request: int, log: PartitionLog, error: Exception) -> None:
         """What is damaged is so for good, unless somebody else will lead who has it; the disk may recover."""
-        damaged = isinstance(error, CorruptBatch | FileNotFoundError) and not log.is_whole_elsewhere
-        said = CorruptBatch(str(error)) if damaged else StorageUnavailable(f"{log.directory}: {error}")
+        said = CorruptBatch(str(error)) if log.is_lost(error) else StorageUnavailable(f"{log.directory}: {error}")
         self._link.answer(request, Answer(said))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from core_log.memory_files import MemoryFiles
@@ -123,6 +124,29 @@ async def test_requests_in_flight_at_the_limit_and_one_more() -> None:
             await peer.say(fetch(("t", 0, 0), wait_ms=60_000))
         assert await refused(peer, fetch(("t", 0, 0), wait_ms=60_000)) == ErrorCode.LIMIT_EXCEEDED
         assert parked(running, "t") == 3
+
+
+@pytest.mark.parametrize("harm", ["a bit flips", "the file is gone"])
+async def test_who_reads_what_is_damaged_for_good_is_told_so_and_not_to_try_again(harm: str) -> None:
+    files = MemoryFiles()
+    async with native_broker(files) as running, connected(running) as peer:
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {"segment.bytes": "1024"}))
+        for _ in range(4):
+            await produced(peer, ("t", 0, batch_of(b"x" * 600)))
+        log = running.broker.topics["t"].partitions[0].log
+        path = log.segments[1].log_path
+    if harm == "a bit flips":
+        file = files.open(path)
+        file.pwritev([bytes([file.pread(1, 100)[0] ^ 1])], 100)
+    else:
+        files.remove(path)
+    async with native_broker(files) as running, connected(running) as peer:
+        at = running.broker.topics["t"].partitions[0].log.segments[1].base_offset
+        reply = await peer.ask(fetch(("t", 0, at), wait_ms=60_000))
+        assert isinstance(reply, wire.FetchReply)
+        assert reply.entries[0].error is not None
+        assert reply.entries[0].error[:2] == (ErrorCode.CORRUPT_BATCH, False)
+        assert await fetched(peer, fetch(("t", 0, at + 1))) == [(None, [b"x" * 600])]
 
 
 async def test_what_left_memory_is_read_from_disk() -> None:
