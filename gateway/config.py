@@ -376,6 +376,9 @@ def check_cluster(config: ClusterConfig) -> None:
     for member in config.etcd.split(","):
         if parse_address(member.strip(), setting="cluster.etcd") is None:
             raise ConfigError("cluster.etcd: a cluster needs etcd; it cannot be 'off'")
+    for name, needed in (("etcd_cert", "etcd_ca"), ("etcd_key", "etcd_cert"), ("etcd_password", "etcd_user")):
+        if getattr(config, name) and not getattr(config, needed):
+            raise ConfigError(f"cluster.{name}: needs cluster.{needed}")
     if parse_address(config.peer, setting="cluster.peer") is None:
         raise ConfigError("cluster.peer: other brokers have to reach this one; it cannot be 'off'")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from gateway.config import ClusterConfig, ConfigError, Tls
+from gateway.config import ClusterConfig, Tls
 from gateway.tls import Certificates
 
 
@@ -22,10 +22,8 @@ class EtcdCertificates(Certificates):
 
 
 def etcd_certificates(config: ClusterConfig) -> EtcdCertificates | None:
-    """What the configuration names; None where etcd speaks no TLS. Raises ConfigError, StartError."""
+    """What the configuration names; None where etcd speaks no TLS. Raises StartError."""
     if not config.etcd_ca:
-        if config.etcd_cert:
-            raise ConfigError("cluster.etcd_cert: needs cluster.etcd_ca")
         return None
     files = Tls(cert=config.etcd_cert, key=config.etcd_key, ca=config.etcd_ca)
     return EtcdCertificates(files, section="the certificates for etcd cannot be used")

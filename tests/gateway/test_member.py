@@ -187,6 +187,9 @@ async def test_who_does_not_fit_gets_one_line(etcd: EtcdProcess, tmp_path: Path)
         ({"name": "c", "broker_id": 1, "etcd": "off"}, "cluster.etcd: a cluster needs etcd"),
         ({"name": "c", "broker_id": 1, "etcd": "a:1", "peer": "off"}, "cluster.peer: other brokers have to reach"),
         ({"name": "c d", "broker_id": 1, "etcd": "a:1"}, "cluster.name: expected str matching"),
+        ({"name": "c", "broker_id": 1, "etcd": "a:1", "etcd_cert": "c"}, "cluster.etcd_cert: needs cluster.etcd_ca"),
+        ({"name": "c", "broker_id": 1, "etcd": "a:1", "etcd_key": "k"}, "cluster.etcd_key: needs cluster.etcd_cert"),
+        ({"name": "c", "broker_id": 1, "etcd": "a:1", "etcd_password": "p"}, "etcd_password: needs cluster.etcd_user"),
     ],
 )
 def test_settings_that_do_not_make_a_member(flags: dict[str, Any], text: str) -> None:
