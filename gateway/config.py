@@ -249,7 +249,9 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     etcd_ca: str = ""
     """Certificates in PEM that those of etcd must go back to; with it etcd is spoken to by TLS."""
     etcd_cert: str = ""
-    """This broker's certificate for etcd, in PEM; it secures the connection, the user is `etcd_user`."""
+    """This broker's certificate for etcd, in PEM; it secures the connection, the user is `etcd_user`. Where etcd has
+    users it refuses one that has a common name.
+    """
     etcd_key: str = ""
 
 

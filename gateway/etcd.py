@@ -20,6 +20,7 @@ from core_log.metadata.etcd_wire import EtcdError, parse_error
 from gateway.tls import reason_of
 
 _CONNECT_TIMEOUT_S = 2.0
+_TEXT_BYTES = 256
 
 
 class _Connections:
@@ -90,11 +91,12 @@ class HttpTransport:
         try:
             async with self._connections() as here:
                 answer = await here.transport.handle_async_request(request)
-                decoded = _decoded(await answer.aread())
+                data = await answer.aread()
         except httpx.TransportError as error:
             raise self._unreachable(member, error) from error
+        decoded = _decoded(data)
         if answer.status_code != httpx.codes.OK or not isinstance(decoded, dict):
-            raise parse_error(decoded, answer.status_code)
+            raise _refusal(data, answer.status_code)
         return decoded
 
     @asynccontextmanager
@@ -110,7 +112,7 @@ class HttpTransport:
                 ) as answer,
             ):
                 if answer.status_code != httpx.codes.OK:
-                    raise parse_error(_decoded(await answer.aread()), answer.status_code)
+                    raise _refusal(await answer.aread(), answer.status_code)
                 yield self._lines(member, answer)
         except httpx.TransportError as error:
             raise self._unreachable(member, error) from error
@@ -139,6 +141,14 @@ def _why(error: BaseException) -> str:
             return f"TLS: {reason_of(cause)}"
         cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__
+
+
+def _refusal(data: bytes, status: int) -> EtcdError:
+    """What an answer says that is no success: in JSON, or as text where etcd's HTTP server itself refuses."""
+    decoded = _decoded(data)
+    return parse_error(
+        " ".join(data[:_TEXT_BYTES].decode(errors="replace").split()) if decoded is None else decoded, status
+    )
 
 
 def _decoded(data: bytes | str) -> Any:

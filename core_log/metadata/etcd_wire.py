@@ -238,7 +238,8 @@ def parse_token(answer: Mapping[str, Any]) -> str:
 def parse_error(answer: Any, status: int) -> EtcdError:
     """What an answer with an HTTP status other than 200 says."""
     if not isinstance(answer, Mapping):
-        return EtcdError(UNAVAILABLE if status >= 500 else _UNKNOWN, f"HTTP status {status}")
+        text = f": {answer}" if isinstance(answer, str) and answer else ""
+        return EtcdError(UNAVAILABLE if status >= 500 else _UNKNOWN, f"HTTP status {status}{text}")
     code = answer.get("code", UNAVAILABLE if status >= 500 else _UNKNOWN)
     message = answer.get("message") or answer.get("error") or f"HTTP status {status}"
     return EtcdError(code if isinstance(code, int) else _UNKNOWN, str(message))

@@ -119,16 +119,21 @@ async def test_a_member_that_says_nothing_is_left_for_another(etcd: EtcdProcess,
     await transport.aclose()
 
 
+async def enable_users(transport: HttpTransport) -> None:
+    """From then on etcd has one, root."""
+    for path, body in (
+        ("/v3/auth/user/add", {"name": "root", "password": "secret"}),
+        ("/v3/auth/role/add", {"name": "root"}),
+        ("/v3/auth/user/grant", {"user": "root", "role": "root"}),
+        ("/v3/auth/enable", {}),
+    ):
+        await transport.call(0, path, body, {})
+
+
 async def test_a_user_a_password_and_tokens(etcd: EtcdProcess, tmp_path: Path) -> None:
     async with running_etcd(tmp_path / "etcd", flush=False) as own:
         transport = HttpTransport([own.address])
-        for path, body in (
-            ("/v3/auth/user/add", {"name": "root", "password": "secret"}),
-            ("/v3/auth/role/add", {"name": "root"}),
-            ("/v3/auth/user/grant", {"user": "root", "role": "root"}),
-            ("/v3/auth/enable", {}),
-        ):
-            await transport.call(0, path, body, {})
+        await enable_users(transport)
         client = EtcdClient(transport, user="root", password="secret")
         store = EtcdStore(client, b"/a/", lease_ttl_s=2)
         async with trio.open_nursery() as nursery:
@@ -172,9 +177,9 @@ async def tls_etcd(directory: Path, client_port: int, peer_port: int) -> subproc
 
 
 def issued(directory: Path, authority: trustme.CA) -> None:
-    """The files of such an etcd, and of a client."""
-    for name, host in (("", "127.0.0.1"), ("client-", "client")):
-        found = authority.issue_cert(host)
+    """The files of such an etcd, of a client, and of one whose certificate has a common name."""
+    for name, host, common_name in (("", "127.0.0.1", None), ("client-", "client", None), ("named-", "named", "named")):
+        found = authority.issue_cert(host, common_name=common_name)
         (directory / f"{name}cert").write_bytes(b"".join(blob.bytes() for blob in found.cert_chain_pems))
         (directory / f"{name}key").write_bytes(found.private_key_pem.bytes())
     authority.cert_pem.write_to_path(str(directory / "ca"))
@@ -219,6 +224,38 @@ async def test_certificates_that_were_replaced_are_used(etcd: EtcdProcess, tmp_p
     finally:
         etcd_process._stop(process)
         await transport.aclose()
+
+
+async def test_tls_with_client_certificates_and_a_user(etcd: EtcdProcess, tmp_path: Path) -> None:
+    issued(tmp_path, trustme.CA())
+    ports = free_ports(2)
+    plain, named = (
+        etcd_certificates(
+            ClusterConfig(
+                etcd_ca=str(tmp_path / "ca"), etcd_cert=str(tmp_path / f"{of}cert"), etcd_key=str(tmp_path / f"{of}key")
+            )
+        )
+        for of in ("client-", "named-")
+    )
+    assert plain is not None
+    assert named is not None
+    transport = HttpTransport([f"127.0.0.1:{ports[0]}"], plain.next_context)
+    other = HttpTransport(transport.members, named.next_context)
+    process = await tls_etcd(tmp_path, *ports)
+    try:
+        await answered(transport)
+        await enable_users(transport)
+        store = EtcdStore(EtcdClient(transport, user="root", password="secret"), b"/a/")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await store.change([], [(b"k", b"0")])
+            nursery.cancel_scope.cancel()
+        with pytest.raises(MetadataUnavailable, match="HTTP status 400: CommonName of client"):
+            await EtcdStore(EtcdClient(other, user="root", password="secret"), b"/a/").run()
+    finally:
+        etcd_process._stop(process)
+        await transport.aclose()
+        await other.aclose()
 
 
 async def test_tls_with_client_certificates(etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
