@@ -74,6 +74,8 @@ class Retained:
 
     def __init__(self, store: KeyedStore, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
         self.count = 0
+        self.added = 0
+        """How often a key that had no message has got one."""
         self.size_bytes = 0
         """Of keys and values together."""
         self.refused = 0
@@ -166,6 +168,7 @@ class Retained:
         self.size_bytes += len(key) + len(value)
         self.count += 1
         if before is None:
+            self.added += 1
             vhost, name = _parts(key)
             self._trie(vhost).add(name)
         ends_at_ms: int = _HEAD.unpack_from(value)[0]

@@ -65,7 +65,7 @@ class LedKeeping:
         self.log = store.log
         self.retained = Retained(store, broker.config, broker.clock.now_ms)
         self._keeping = keeping
-        self._names: dict[tuple[str, str], tuple[float, list[str]]] = {}
+        self._names: dict[tuple[str, str], tuple[float, int, list[str]]] = {}
         self.wills = LedWills(broker, store, self, grace_ms)
 
     @property
@@ -118,29 +118,35 @@ class LedKeeping:
         return True
 
     def page(self, vhost: str, pattern: str, after: str | None) -> tuple[bool, list[Row]]:
-        """Messages whose keys match a pattern, in the order of the keys, behind one; whether there are more."""
-        names = self._matching(vhost, pattern)
-        start = bisect_right(names, after) if after is not None else 0
+        """Messages whose keys match a pattern, in the order of the keys, behind one; whether there are more. None only
+        if there are no more.
+        """
+        names = self._matching(vhost, pattern, afresh=after is None)
+        first = bisect_right(names, after) if after is not None else 0
         rows: list[Row] = []
         size = 0
-        for row in self.retained.rows(vhost, names[start : start + PAGE_MESSAGES]):
-            rows.append(row)
-            size += len(row[2])
-            if size >= PAGE_BYTES:
-                return row[0] < names[-1], rows
-        return start + PAGE_MESSAGES < len(names), rows
+        for start in range(first, len(names), PAGE_MESSAGES):
+            for row in self.retained.rows(vhost, names[start : start + PAGE_MESSAGES]):
+                rows.append(row)
+                size += len(row[2])
+                if size >= PAGE_BYTES:
+                    return row[0] < names[-1], rows
+            if rows:
+                return start + PAGE_MESSAGES < len(names), rows
+        return False, rows
 
-    def _matching(self, vhost: str, pattern: str) -> list[str]:
-        """The names are remembered for who asks for the next page."""
+    def _matching(self, vhost: str, pattern: str, *, afresh: bool) -> list[str]:
+        """The names are remembered for who asks for the next page, and for who begins while there are no new ones."""
         now_s = trio.current_time()
-        for key in [key for key, (since_s, _) in self._names.items() if now_s - since_s > _NAMES_FOR_S]:
+        for key in [key for key, (since_s, *_) in self._names.items() if now_s - since_s > _NAMES_FOR_S]:
             del self._names[key]
         found = self._names.get((vhost, pattern))
-        if found is not None:
-            return found[1]
+        if found is not None and not (afresh and found[1] < self.retained.added):
+            return found[2]
+        added = self.retained.added
         names = sorted(self.retained.matching(vhost, pattern, "mqtt"))
         if len(names) > PAGE_MESSAGES:
-            self._names[vhost, pattern] = now_s, names
+            self._names[vhost, pattern] = now_s, added, names
         return names
 
 

@@ -120,6 +120,29 @@ def test_a_retained_message_is_known_at_all_brokers(cluster: ClusterProcesses) -
             assert reader.silent()
 
 
+def test_what_is_new_is_found_though_somebody_has_just_asked_for_a_lot(cluster: ClusterProcesses) -> None:
+    names = [f"many/{number:04}" for number in range(1100)]
+    with Device(cluster, 1, "setter") as setter:
+
+        def found(name: str, count: int) -> set[str]:
+            with Device(cluster, 2, name) as reader:
+                reader.subscribe("many/#", 0)
+                return {reader.next()[0] for _ in range(count)}
+
+        for name in names[:-1]:
+            setter.publish(name, b"1", 0, retain=True)
+        setter.publish(names[-1], b"1", retain=True)
+        assert found("first", 1100) == set(names)
+        setter.publish("many/new", b"1", retain=True)
+        assert found("second", 1101) == {*names, "many/new"}
+        for name in names:
+            setter.publish(name, b"", 0, retain=True)
+        setter.publish("many/newer", b"1", retain=True)
+        assert found("third", 2) == {"many/new", "many/newer"}
+        setter.publish("many/new", b"", retain=True)
+        setter.publish("many/newer", b"", retain=True)
+
+
 def test_each_session_is_counted_by_one_broker(cluster: ClusterProcesses) -> None:
     names = [f"counted-{number}" for number in range(6)]
     for name in names[3:]:
