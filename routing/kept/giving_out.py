@@ -3,7 +3,7 @@
 1. A broker gives out one piece at a time, to one subscriber after the other: between two pieces all others have their
    turns, however many subscribe to however much at once.
 2. A connected subscriber gets a piece when no more than the one before is waiting for it: what it does not read is not
-   piled up in its queue. One clock looks for all who wait.
+   piled up in its queue. One clock looks for all who wait, the less often at each the longer it does.
 3. What a durable queue is owed goes into it at once when its client has gone: who comes back has subscribed once, and
    asks for nothing again. The queue of one that has no session ends with it.
 4. It ends with the queue, and goes on when another home has it.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 import trio
@@ -22,8 +24,8 @@ from routing.queues.queue import Queue
 from routing.session import Session
 from routing.topology.route import Route
 
-_LOOK_S, _LOOK_S_MAX = 0.002, 0.25
-"""How often it is looked who has room: less and less often while nobody has."""
+_LOOK_S, _LOOK_S_MAX = 0.002, 2.0
+"""When it is looked first whether one who waits has room; each time without, it is twice as long until the next."""
 
 
 class GivingOut:
@@ -32,9 +34,11 @@ class GivingOut:
     def __init__(self, spawn: Callable[..., Any]) -> None:
         self.turn = trio.Lock()
         self._spawn = spawn
-        self._waiting: dict[trio.Event, Callable[[], bool]] = {}
-        """Whom to tell that there is room, and whether there is."""
-        self._looks = False
+        self._waiting: list[tuple[float, int, float, Callable[[], bool], trio.Event]] = []
+        """A heap: when to look again, after how long, whether there is room, and whom to tell."""
+        self._numbers = count()
+        self._pause = trio.CancelScope()
+        """Until the first of them is looked at."""
 
     async def begin(self, give: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
         """Have something given, and return when that is done or calls what it is called with: then it goes on."""
@@ -52,24 +56,28 @@ class GivingOut:
     async def until(self, has_room: Callable[[], bool]) -> None:
         """Wait until there is room."""
         event = trio.Event()
-        if not self._looks:
-            self._looks = True
+        if not self._waiting:
             self._spawn(self._look)
-        self._waiting[event] = has_room
-        try:
-            await event.wait()
-        finally:
-            self._waiting.pop(event, None)
+        self._look_in(_LOOK_S, has_room, event)
+        await event.wait()
+
+    def _look_in(self, wait_s: float, has_room: Callable[[], bool], event: trio.Event) -> None:
+        at_s = trio.current_time() + wait_s
+        heappush(self._waiting, (at_s, next(self._numbers), wait_s, has_room, event))
+        self._pause.deadline = min(self._pause.deadline, at_s)
 
     async def _look(self) -> None:
-        wait_s = _LOOK_S
-        while self._waiting:
-            await trio.sleep(wait_s)
-            found = [event for event, has_room in self._waiting.items() if has_room()]
-            wait_s = _LOOK_S if found else min(2 * wait_s, _LOOK_S_MAX)
-            for event in found:
-                event.set()
-        self._looks = False
+        while waiting := self._waiting:
+            self._pause = trio.CancelScope(deadline=waiting[0][0])
+            with self._pause:
+                await trio.sleep_forever()
+            now_s = trio.current_time()
+            while waiting and waiting[0][0] <= now_s:
+                _, _, wait_s, has_room, event = heappop(waiting)
+                if has_room():
+                    event.set()
+                else:
+                    self._look_in(min(2 * wait_s, _LOOK_S_MAX), has_room, event)
 
 
 class Subscriber:

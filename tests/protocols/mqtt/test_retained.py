@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_properties import _intern
@@ -15,6 +17,7 @@ from protocols.mqtt.events import SubscriptionRequest
 from protocols.mqtt.raw import head_of
 from routing.broker import open_broker
 from routing.config import BrokerConfig
+from routing.kept.giving_out import GivingOut
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import connect, packets, puback, publish, subscribe, unsubscribe
 
@@ -210,3 +213,29 @@ async def test_however_many_subscribe_at_once_all_others_have_their_turns_in_bet
                 most = max(most, sum(1 for size in left if size > 100_000))
                 await trio.lowlevel.checkpoint()
     assert most == 1
+
+
+async def test_who_does_not_read_for_long_is_looked_at_seldom_and_who_does_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        giving_out, looks, told = GivingOut(nursery.start_soon), list[float](), list[float]()
+
+        async def wait(has_room: Callable[[], bool]) -> None:
+            await giving_out.until(has_room)
+            told.append(trio.current_time())
+
+        began_s = trio.current_time()
+
+        def reads_at_last() -> bool:
+            looks.append(trio.current_time())
+            return looks[-1] > began_s + 100
+
+        nursery.start_soon(wait, reads_at_last)
+        await trio.sleep(60)
+        assert len(looks) < 60
+        nursery.start_soon(wait, lambda: True)
+        await trio.sleep(0.01)
+        assert told == [pytest.approx(began_s + 60, abs=0.01)]
+        await trio.sleep(50)
+        assert len(told) == 2
