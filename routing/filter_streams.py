@@ -44,8 +44,9 @@ async def topic_of_filter(broker: Broker, vhost: str, pattern: str) -> str:
     topic = streams[name].topic
     route = Route([], [topic])
     names = broker.retained.matching(vhost, pattern, "mqtt")
-    for slab in broker.retained.slabs(vhost, sorted(names), MQTT_EXCHANGE):
-        route.deliver(slab)
+    for piece in broker.retained.pieces(vhost, sorted(names), MQTT_EXCHANGE):
+        for slab in piece:
+            route.deliver(slab)
         broker.end_turn()
         await broker.wait_for_room()
     return topic.name

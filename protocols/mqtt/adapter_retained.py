@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from protocols.mqtt.adapter_dollar import OWN_TOPICS, Kind, Mixed, NotReady, divided, to_later
@@ -121,31 +120,32 @@ class Retaining:
         self._session.publish(slab, confirm=confirm, mandatory=mandatory)
         _keep(self._session, kept, puts, confirm=confirm)
 
-    async def give_out(self, queue_name: str, asked: Iterable[tuple[str, SubscriptionOptions]]) -> None:
+    async def give_out(self, queue_name: str, asked: Sequence[tuple[str, SubscriptionOptions]]) -> None:
         """Put what is retained for new subscriptions, by pattern, into the client's queue (MQTT-3.3.1-6), each on
         the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8). Returns when all
-        is there, or waits for the client: then it goes on, and the client is served meanwhile.
+        is there, or two pieces of more: then it goes on, and the client is served meanwhile.
         """
-        broker, token = self._adapter.broker, object()
+        broker, asking = self._adapter.broker, object()
         giving, keeping = sessions_of(broker).giving, broker.keeping
         if keeping is not None:
-            await keeping.all_told()
             found = [(pattern, options, list[str]()) for pattern, options in asked]
         else:
             matching = partial(self._retained.matching, self._vhost, syntax="mqtt")
             found = [(pattern, options, names) for pattern, options in asked if (names := matching(pattern))]
-        mine = dict.fromkeys(((queue_name, pattern) for pattern, _, _ in found), token)
+        mine = dict.fromkeys(((queue_name, pattern) for pattern, _, _ in found), asking)
         giving |= mine
 
         def is_wanted(key: tuple[str, str]) -> bool:
-            return giving.get(key) is token
+            return giving.get(key) is asking
 
-        async def give(waits: Callable[[], None]) -> None:
+        async def give(may_return: Callable[[], None]) -> None:
             try:
-                subscriber = Subscriber(self._session, queue_name, waits)
+                if keeping is not None:
+                    await keeping.all_told()
+                subscriber = Subscriber(self._session, queue_name, may_return)
                 for pattern, options, names in found:
-                    as_wanted = partial(self._as_wanted, options, partial(is_wanted, (queue_name, pattern)))
-                    await self._give(subscriber, pattern, names, as_wanted)
+                    subscriber.is_wanted = partial(is_wanted, (queue_name, pattern))
+                    await self._give(subscriber, pattern, names, partial(self._as_wanted, options))
             finally:
                 for key in mine:
                     if is_wanted(key):
@@ -159,31 +159,30 @@ class Retaining:
         subscriber: Subscriber,
         pattern: str,
         names: Sequence[str],
-        as_wanted: Callable[[Iterable[Slab]], Iterable[Slab]],
+        as_wanted: Callable[[Iterable[list[Slab]]], Iterator[Iterable[Slab]]],
     ) -> None:
-        """Give out what is retained for one subscription: of these names, or in a cluster what matches."""
+        """Give out what is retained for one subscription: of these names, or in a cluster what matches, a page at a
+        time as there is room for it.
+        """
         keeping = self._adapter.broker.keeping
         try:
             if keeping is None:
-                await subscriber.give(as_wanted(self._retained.slabs(self._vhost, names, EXCHANGE)))
+                await subscriber.give(as_wanted(self._retained.pieces(self._vhost, names, EXCHANGE)))
                 return
             async with aclosing(keeping.pages(self._vhost, pattern, EXCHANGE)) as pages:
-                async for page in pages:
-                    await subscriber.give(as_wanted(page))
+                while await subscriber.may_have() and (page := await anext(pages, None)) is not None:
+                    await subscriber.give(as_wanted([page]))
         except BrokerError as error:
             log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
 
-    def _as_wanted(
-        self, options: SubscriptionOptions, is_wanted: Callable[[], bool], slabs: Iterable[Slab]
-    ) -> Iterable[Slab]:
-        """Messages as a subscription wants them, while it wants any."""
-        slabs = takewhile(lambda _: is_wanted(), slabs)
-        if options.qos < QOS_MAX:
-            slabs = (with_raws(slab, capped, options.qos, capped(options.qos)) for slab in slabs)
-        if options.no_local:
-            own_mark = mark_of(self._adapter.connect.client_id)
-            slabs = filter(None, (without(slab, own_mark) for slab in slabs))
-        return slabs
+    def _as_wanted(self, options: SubscriptionOptions, pieces: Iterable[list[Slab]]) -> Iterator[Iterable[Slab]]:
+        """Messages as a subscription wants them."""
+        own_mark = mark_of(self._adapter.connect.client_id)
+        for piece in pieces:
+            slabs: Iterable[Slab] = piece
+            if options.qos < QOS_MAX:
+                slabs = [with_raws(slab, capped, options.qos, capped(options.qos)) for slab in piece]
+            yield filter(None, (without(slab, own_mark) for slab in slabs)) if options.no_local else slabs
 
 
 def _keep(session: Session, slab: Slab, puts: Mapping[bytes, bytes | None] | None, *, confirm: bool) -> None:

@@ -4,8 +4,9 @@
    turns, however many subscribe to however much at once.
 2. A connected subscriber gets a piece when no more than the one before is waiting for it: what it does not read is not
    piled up in its queue. One clock looks for all who wait, the less often at each the longer it does.
-3. What a durable queue is owed goes into it at once when its client has gone: who comes back has subscribed once, and
-   asks for nothing again. The queue of one that has no session ends with it.
+3. What a durable queue is owed goes into it at once: who comes back, after a kill of the broker as well, has subscribed
+   once and asks for nothing again. One that holds so much and no more gets it as its client reads, and the rest when
+   that has gone. The queue of one that has no session ends with it.
 4. It ends with the queue, and goes on when another home has it.
 """
 
@@ -41,7 +42,7 @@ class GivingOut:
         """Until the first of them is looked at."""
 
     async def begin(self, give: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
-        """Have something given, and return when that is done or calls what it is called with: then it goes on."""
+        """Have a task do it; return when that has ended, or has called what it is given."""
         may_return = trio.Event()
 
         async def run() -> None:
@@ -81,32 +82,47 @@ class GivingOut:
 
 
 class Subscriber:
-    """A queue that is given what is retained, and its session. `waits` is called when it has to wait for that."""
+    """A queue that is given what is retained, and its session. `waits` is called when there is more than goes into it
+    whether its client reads or not.
+    """
 
     def __init__(self, session: Session, queue_name: str, waits: Callable[[], None]) -> None:
         self._session = session
         self._name = queue_name
         self._waits = waits
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """Whether what is given now is still wanted."""
         self._queues = session.vhost.queues
         self._queue = self._queues.get(queue_name)
         self._ends: list[int] = []
         """Where the last pieces end in the log of the queue's home."""
 
-    async def give(self, pieces: Iterable[Slab]) -> None:
+    async def may_have(self) -> bool:
+        """Wait until the queue has room for another piece; whether it is still to have any. What is looked up for it
+        before that may not be true any more when it gets there.
+        """
+        session, giving_out = self._session, self._session.broker.giving_out
+        while (queue := self._found()) is not None:
+            if len(self._ends) < 2:
+                return True
+            self._waits()
+            if _has_room(session, queue, self._ends[-2]):
+                return True
+            await giving_out.until(partial(_has_room, session, queue, self._ends[-2]))
+        return False
+
+    async def give(self, pieces: Iterable[Iterable[Slab]]) -> None:
         """Put messages into the queue, past any exchange. Raises BrokerError."""
         session, broker, rest = self._session, self._session.broker, iter(pieces)
-        giving_out = broker.giving_out
-        while (queue := self._found()) is not None:
-            if len(self._ends) > 1 and not _has_room(session, queue, self._ends[-2]):
-                self._waits()
-                await giving_out.until(partial(_has_room, session, queue, self._ends[-2]))
-                continue
+        while await self.may_have():
             await broker.wait_for_room()
-            async with giving_out.turn:
-                piece = next(rest, None)
-                if piece is None:
+            async with broker.giving_out.turn:
+                queue = self._found()  # it may be gone, or another's, since that was asked for
+                piece = None if queue is None else next(rest, None)
+                if queue is None or piece is None:
                     return
-                session.deliver_to(Route([queue], []), piece, False)
+                for slab in piece:
+                    session.deliver_to(Route([queue], []), slab, False)
                 broker.end_turn()
                 self._ends = [*self._ends[-1:], queue.partition.next_offset]
                 await trio.lowlevel.checkpoint()
@@ -115,6 +131,8 @@ class Subscriber:
         """The queue, if it is to have more."""
         before, found = self._queue, self._queues.get(self._name)
         if before is None or found is None or found.id != before.id or (self._session.closed and not found.durable):
+            return None
+        if not self.is_wanted():
             return None
         if found is not before:
             self._queue, self._ends = found, []  # they were of another home
@@ -126,6 +144,8 @@ def _has_room(session: Session, queue: Queue, end: int) -> bool:
     or nobody is there to take it. What other brokers lead is not known here.
     """
     if queue.deleted or session.closed or queue.elsewhere or queue.groups is not None:
+        return True
+    if queue.durable and not queue.settings.limited:
         return True
     first, count, _ = queue.head()
     return not count or first >= end

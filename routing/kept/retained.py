@@ -6,8 +6,8 @@
 2. What has a time to live is not given out after it, and is removed in bites. What is left of it goes along.
 3. Values are in memory. `retained_messages_max` and `retained_bytes_max` bound them; what would go beyond is refused,
    and nothing of its slab is kept then.
-4. Look-ups go through a trie of the keys of each virtual host, and values are given out as slabs (`slabs`), a piece at
-   a time: what is replaced meanwhile is given out as it is then.
+4. Look-ups go through a trie of the keys of each virtual host, and values are given out as slabs, a piece of some at a
+   time (`pieces`): what is replaced between two pieces is given out as it is then, in the piece that has it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
 PREFIX = b"r\0"
 _HEAD = struct.Struct(">QI")
 """When it ends, in ms since 1970 (0: never); the length of the properties that follow. The body is the rest."""
-_PIECE_MESSAGES, _PIECE_BYTES = 1000, 1 << 18
+PIECE_MESSAGES, PIECE_BYTES = 1000, 1 << 18
 _EXPIRED_AT_ONCE = 1000
 _STALE_MIN = 1024
 
@@ -202,9 +202,9 @@ class Retained:
         found = None if value is None else decode(value)
         return None if found is None or found.is_over(now_ms) else found
 
-    def slabs(self, vhost: str, names: Sequence[str], exchange: str) -> Iterator[Slab]:
-        """The messages of these keys, as messages of an exchange: pieces of at most 256 KiB, or one message."""
-        return slabs_of(self.rows(vhost, names), exchange)
+    def pieces(self, vhost: str, names: Sequence[str], exchange: str) -> Iterator[list[Slab]]:
+        """The messages of these keys, as messages of an exchange: pieces of some 256 KiB, each as it is then."""
+        return pieces_of(self.rows(vhost, names), exchange)
 
     def rows(self, vhost: str, names: Iterable[str]) -> Iterator[Row]:
         """What is kept of these keys now."""
@@ -259,29 +259,33 @@ class Retained:
             self._names.pop(vhost, None)
 
 
-def slabs_of(rows: Iterable[Row], exchange: str) -> Iterator[Slab]:
-    """See `Retained.slabs`."""
+def pieces_of(rows: Iterable[Row], exchange: str) -> Iterator[list[Slab]]:
+    """See `Retained.pieces`: nothing of a piece is left for the next."""
     properties: dict[bytes, Properties] = {}
-    pieces: dict[tuple[str, bool], _Piece] = {}
+    kinds: dict[tuple[str, bool], _Kind] = {}
+    count = size = 0
     for name, tag, body, left_ms in rows:
         shared = properties.get(tag)
         if shared is None:
-            if len(properties) >= _PIECE_MESSAGES:
+            if len(properties) >= PIECE_MESSAGES:
                 properties.clear()
             shared = properties[tag] = Properties.from_log_tag(tag)
-        kind = (shared.protocol, shared.persistent)
-        piece = pieces.get(kind)
-        if piece is None:
-            piece = pieces[kind] = _Piece(exchange)
-        piece.add(name, shared, body, left_ms)
-        if piece.is_full:
-            del pieces[kind]
-            yield piece.slab()
-    for piece in pieces.values():
-        yield piece.slab()
+        key = (shared.protocol, shared.persistent)
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = _Kind(exchange)
+        kind.add(name, shared, body, left_ms)
+        count += 1
+        size += len(body)
+        if count >= PIECE_MESSAGES or size >= PIECE_BYTES:
+            yield [one.slab() for one in kinds.values()]
+            kinds.clear()
+            count = size = 0
+    if kinds:
+        yield [one.slab() for one in kinds.values()]
 
 
-class _Piece:
+class _Kind:
     """Messages on their way into a slab: of one protocol, and all of them persistent or none."""
 
     __slots__ = ("_bodies", "_exchange", "_facts", "_keys", "_properties", "_size")
@@ -300,10 +304,6 @@ class _Piece:
         self._properties.append(properties)
         self._facts.append(properties.facts if left_ms is None else pack(properties.persistent, ttl_ms=left_ms))
         self._size += len(body)
-
-    @property
-    def is_full(self) -> bool:
-        return self._size >= _PIECE_BYTES or len(self._bodies) >= _PIECE_MESSAGES
 
     def slab(self) -> Slab:
         common = self._properties[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,7 +32,7 @@ from routing.cluster.clients.streams import Slabs, Stream
 from routing.cluster.metadata.log_names import RETAINED, log_of_kind
 from routing.commits import storage_error
 from routing.errors import LedHere, LimitExceeded, StorageUnavailable
-from routing.kept.retained import Retained, Row, slabs_of
+from routing.kept.retained import PIECE_BYTES, PIECE_MESSAGES, Retained, Row, pieces_of
 from routing.kept.wills import Will
 from routing.message import Slab
 
@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 KEPT, KEPT_IF_ROOM, WILL = 1, 2, 3
 """What is published to the log, in place of a queue's id: messages that are kept if there is room for all of them, as
 far as there is room, and what is said of a will. The exchange is the virtual host."""
-PAGE_MESSAGES, PAGE_BYTES = 1000, 1 << 20
 _WHAT = "the retained messages"
 _PATIENCE_S = 5.0
 _LOOK_S = 0.5
@@ -125,14 +124,14 @@ class LedKeeping:
         first = bisect_right(names, after) if after is not None else 0
         rows: list[Row] = []
         size = 0
-        for start in range(first, len(names), PAGE_MESSAGES):
-            for row in self.retained.rows(vhost, names[start : start + PAGE_MESSAGES]):
+        for start in range(first, len(names), PIECE_MESSAGES):
+            for row in self.retained.rows(vhost, names[start : start + PIECE_MESSAGES]):
                 rows.append(row)
                 size += len(row[2])
-                if size >= PAGE_BYTES:
+                if size >= PIECE_BYTES:
                     return row[0] < names[-1], rows
             if rows:
-                return start + PAGE_MESSAGES < len(names), rows
+                return start + PIECE_MESSAGES < len(names), rows
         return False, rows
 
     def _matching(self, vhost: str, pattern: str, *, afresh: bool) -> list[str]:
@@ -145,7 +144,7 @@ class LedKeeping:
             return found[2]
         added = self.retained.added
         names = sorted(self.retained.matching(vhost, pattern, "mqtt"))
-        if len(names) > PAGE_MESSAGES:
+        if len(names) > PIECE_MESSAGES:
             self._names[vhost, pattern] = now_s, added, names
         return names
 
@@ -302,18 +301,18 @@ class Keeping:
                 await self._engine.elsewhere.reached([(cast("PartitionLog", self.stream), self.stream.next_position)])
         return True
 
-    async def pages(self, vhost: str, pattern: str, exchange: str) -> AsyncGenerator[Iterable[Slab], None]:
+    async def pages(self, vhost: str, pattern: str, exchange: str) -> AsyncGenerator[list[Slab], None]:
         """What is kept of the keys that match a pattern, as messages of an exchange; after `all_told` all of it.
         Raises StorageUnavailable.
         """
         after: str | None = None
         while True:
             more, rows = await self._page(vhost, pattern, after)
-            if rows:
-                after = rows[-1][0]
-                yield slabs_of(rows, exchange)
+            for piece in pieces_of(rows, exchange):
+                yield piece
             if not more or not rows:
                 return
+            after = rows[-1][0]
 
     async def rows(self, vhost: str, pattern: str) -> list[Row]:
         """The first page of that, as it is kept. Raises StorageUnavailable."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_properties import _intern
 from protocols.mqtt.adapter_retained import wanted
+from protocols.mqtt.adapter_sessions import sessions_of
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import SubscriptionRequest
 from protocols.mqtt.raw import head_of
-from routing.broker import open_broker
+from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 from routing.kept.giving_out import GivingOut
+from routing.message import Slab
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import connect, packets, puback, publish, subscribe, unsubscribe
 
@@ -155,6 +157,8 @@ async def test_who_loses_its_connection_meanwhile_is_given_the_rest_when_it_is_b
         nursery.start_soon(again.send, connect("s", clean=False), *{
             "waits": [], "subscribes again": [subscribe(2, ("#", 1))], "unsubscribes": [unsubscribe(2, "#")],
         }[then])  # fmt: skip
+    await wait_all_tasks_blocked()
+    world.broker.end_turn()
     found = list(packets(again.take()))
     assert found[0] == (0x20, b"\1\0")
     given = [body for first, body in found if first & ~8 == 0x33]
@@ -213,6 +217,63 @@ async def test_however_many_subscribe_at_once_all_others_have_their_turns_in_bet
                 most = max(most, sum(1 for size in left if size > 100_000))
                 await trio.lowlevel.checkpoint()
     assert most == 1
+
+
+@pytest.mark.parametrize(("limit", "owed"), [(0, 20), (1000, 4)])
+async def test_what_a_session_is_owed_is_in_its_queue_before_its_client_reads_it(
+    world: World, limit: int, owed: int
+) -> None:
+    await retain(world, *((f"t/{n}", b"x" * 200_000, 1) for n in range(20)))
+    subscriber = await world.client("s", clean=False, config=MqttConfig(queued_messages_max=limit))
+    subscriber.outbox.writable = False
+    with trio.fail_after(5):
+        await subscriber.send(subscribe(1, ("#", 1)))
+        await wait_all_tasks_blocked()
+    assert world.broker.topology.vhosts["/"].queues["mqtt.s"].message_count == owed
+
+
+class Pages:
+    """What brokers of a cluster keep together, in pages of one message."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.asked = self.rounds = 0
+        self.retained = broker.retained
+
+    async def all_told(self) -> None:
+        self.rounds += 1
+        await trio.lowlevel.checkpoint()
+
+    async def pages(self, vhost: str, pattern: str, exchange: str) -> AsyncGenerator[list[Slab], None]:
+        for name in self.retained.matching(vhost, pattern, "mqtt"):
+            await trio.lowlevel.checkpoint()
+            self.asked += 1
+            for piece in self.retained.pieces(vhost, [name], exchange):
+                yield piece
+
+
+async def test_a_cluster_is_asked_for_a_page_when_there_is_room_for_it_and_not_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is replaced while a client does not read would be given to it as it was, behind what it is now."""
+    await retain(world, *((f"t/{n}", b"x" * 300_000, 1) for n in range(20)))
+    subscriber, pages = await world.client("s"), Pages(world.broker)
+    monkeypatch.setattr(world.broker, "keeping", pages)
+    await subscriber.send(subscribe(1, ("$share/g/t", 0)))
+    assert pages.rounds == 0, "nothing that is kept is asked for"
+    subscriber.take()
+    subscriber.outbox.writable = False
+    await subscriber.send(subscribe(1, ("#", 0)))
+    await wait_all_tasks_blocked()
+    assert (pages.rounds, pages.asked) == (1, 2)
+    await subscriber.send(unsubscribe(2, "#"))
+    subscriber.outbox.writable = True
+    assert subscriber.outbox.on_writable is not None
+    subscriber.outbox.on_writable()
+    await world.next_turn()
+    with trio.fail_after(5):
+        while sessions_of(world.broker).giving or len(world.broker.giving_out._waiting):
+            await trio.sleep(0.01)
+    assert pages.asked == 2, "nobody wants the rest"
 
 
 async def test_who_does_not_read_for_long_is_looked_at_seldom_and_who_does_at_once(

@@ -24,10 +24,14 @@ def slab(*messages: tuple[str, bytes], persistent: bool = True, ttl_ms: int | No
     return Slab(EXCHANGE, keys[0], properties, [body for _, body in messages], keys=keys)
 
 
+def slabs(retained: Retained, names: list[str], vhost: str = "/") -> list[Slab]:
+    return [one for piece in retained.pieces(vhost, names, EXCHANGE) for one in piece]
+
+
 def there(broker: Broker, pattern: str = "#", vhost: str = "/") -> dict[str, bytes]:
     found = {}
     names = broker.retained.matching(vhost, pattern, "mqtt")
-    for one in broker.retained.slabs(vhost, names, EXCHANGE):
+    for one in slabs(broker.retained, names, vhost):
         assert one.exchange == EXCHANGE
         found |= {one.key_of(index): body for index, body in enumerate(one.bodies)}
     return found
@@ -77,7 +81,7 @@ async def test_properties_and_persistence_come_back_in_slabs_of_one_kind() -> No
     async with engine(files) as at:
         found = {
             one.key_of(index): (one.properties.persistent, one.properties_of(index).raw)
-            for one in at.broker.retained.slabs("/", ["a", "b", "c", "d"], EXCHANGE)
+            for one in slabs(at.broker.retained, ["a", "b", "c", "d"])
             for index in range(len(one))
         }
         assert found == {"a": (False, b""), "b": (True, b'{"n": 1}'), "c": (True, b'{"n": 2}')}
@@ -88,10 +92,26 @@ async def test_pieces_are_bounded() -> None:
         at.broker.retained.keep("/", slab(*((f"s{n}", b"x") for n in range(2500))))
         at.broker.retained.keep("/", slab(*((f"l{n}", bytes(600_000)) for n in range(3))))
         names = at.broker.retained.matching("/", "#", "mqtt")
-        pieces = list(at.broker.retained.slabs("/", sorted(names), EXCHANGE))
+        pieces = slabs(at.broker.retained, sorted(names))
         assert sum(map(len, pieces)) == 2503
         assert max(map(len, pieces)) == 1000
         assert max(piece.size for piece in pieces) < 1_300_000
+
+
+async def test_what_is_replaced_between_two_pieces_is_given_out_as_it_is_then_whatever_its_kind() -> None:
+    async with engine(MemoryFiles()) as at:
+        retained = at.broker.retained
+        retained.keep("/", slab(("a", b"old"), persistent=False))
+        retained.keep("/", slab(*((f"l{n}", bytes(300_000)) for n in range(3))))
+        retained.keep("/", slab(("z", b"old"), persistent=False))
+        pieces = retained.pieces("/", ["a", "l0", "l1", "l2", "z"], EXCHANGE)
+        found = [{one.key_of(index) for one in next(pieces) for index in range(len(one))}]
+        retained.keep("/", slab(("z", b"new"), persistent=False))
+        retained.keep("/", slab(("l2", b"")))
+        rest = [one for piece in pieces for one in piece]
+        found.append({one.key_of(index) for one in rest for index in range(len(one))})
+        assert found == [{"a", "l0"}, {"l1", "z"}]
+        assert [body for one in rest for body in one.bodies if len(body) == 3] == [b"new"]
 
 
 async def test_what_has_ended_is_not_given_out_and_goes(clock: MockClock) -> None:
@@ -103,7 +123,7 @@ async def test_what_has_ended_is_not_given_out_and_goes(clock: MockClock) -> Non
         retained.keep("/", slab(("renewed", b"3"), ttl_ms=1000))
         retained.keep("/", slab(("renewed", b"4")))
         await passing(clock, 0.4)
-        (one,) = retained.slabs("/", ["short"], EXCHANGE)
+        (one,) = slabs(retained, ["short"])
         assert ttl_ms_of(one.properties.facts if one.facts is None else one.facts[0]) == 600
         await passing(clock, 0.6)
         assert there(at.broker) == {"long": b"2", "renewed": b"4"}
@@ -137,7 +157,7 @@ async def test_what_a_clock_that_was_ahead_let_live_long_has_no_more_left_than_t
         broker.retained.keep("/", slab(("a", b"1"), ttl_ms=TTL_MS_MAX))
         await broker.retained.log.wait_committed(broker.retained.log.log_end_offset)
     async with open_broker(files, wall_clock_ms=lambda: 1_800_000_000_000) as broker:
-        (one,) = broker.retained.slabs("/", ["a"], EXCHANGE)
+        (one,) = slabs(broker.retained, ["a"])
         facts = one.facts[0] if one.facts is not None else one.properties.facts
         assert (ttl_ms_of(facts), delay_ms_of(facts)) == (ttl_ms_of(pack(True, ttl_ms=TTL_MS_MAX)), 0)
 
