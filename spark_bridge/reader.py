@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from ssl import SSLContext
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,9 @@ from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
 from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
 from spark_bridge.worker import settle
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 ROWS_AT_ONCE = 30_000
 BYTES_AT_ONCE = 8 << 20
