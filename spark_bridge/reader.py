@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,6 @@ from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
 from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
 from spark_bridge.worker import settle
-
-if TYPE_CHECKING:
-    from ssl import SSLContext
 
 ROWS_AT_ONCE = 30_000
 BYTES_AT_ONCE = 8 << 20
@@ -181,16 +178,17 @@ def _rows(
 def connect(options: ReadOptions | SinkOptions, *, patience_s: float = PATIENCE_S) -> BlockingClient:
     """A client of the first server that answers; of one that stands still the next is tried. Nothing is asked yet."""
     access = options.access
-    return BlockingClient(options.servers, credentials=access.credentials, tls=tls_terms(access), patience_s=patience_s)
+    with tls_named(access):
+        tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
+    return BlockingClient(options.servers, credentials=access.credentials, tls=tls, patience_s=patience_s)
 
 
-def tls_terms(access: Access) -> SSLContext | None:
-    """On which terms TLS is spoken, if it is. Raises `OptionError` for files that cannot be used."""
-    if not access.tls:
-        return None
+@contextmanager
+def tls_named(access: Access) -> Iterator[None]:
+    """What is wrong with a file for TLS is said of its option. Raises `OptionError` for OSError."""
     files = {"millrace.tls.ca": access.ca, "millrace.tls.cert": access.cert, "millrace.tls.key": access.key}
     try:
-        return tls_context(access.ca, access.cert, access.key)
+        yield
     except OSError as error:
         options = ", ".join(option for option, path in files.items() if path is not None and path in str(error))
         raise OptionError(f"{options}: {error}") from None
