@@ -78,4 +78,4 @@ def _is_whole(data: bytes | bytearray) -> bool:
     if len(data) < _HEAD.size:
         return False
     crc, length = _HEAD.unpack_from(data)
-    return bool(length == len(data) - _HEAD.size and crc == crc32c(bytes(data[4:])))
+    return bool(length == len(data) - _HEAD.size and crc == crc32c(memoryview(data)[4:]))

@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC
 from core_log.errors import CorruptBatch
-from core_log.files import Files, read_file
+from core_log.files import Files, free_name, read_file
 from core_log.flush_job import RecoveryPoint, load_log_start
 from core_log.segment import RELATIVE_OFFSET_MAX, check_batch
 from core_log.segment_names import SegmentName
@@ -115,10 +115,7 @@ def repair(files: Files, directory: str, aside: str) -> None:
 
 def aside_of(files: Files, directory: str) -> str:
     """A directory, not there yet, for what is set aside of the log in `directory`."""
-    number = 1
-    while files.exists(path := f"{ASIDE}/{directory.replace('/', '-')}.{number}"):
-        number += 1
-    return path
+    return free_name(files, f"{ASIDE}/{directory.replace('/', '-')}")
 
 
 def keep_damaged(files: Files, directory: str, path: str, start: int, end: int) -> str:

@@ -96,6 +96,14 @@ class Files(Protocol):
         """What tells the directory from another one that has its name now; None where nothing does, or it is gone."""
 
 
+def free_name(files: Files, path: str) -> str:
+    """A name for what is put aside, such as `path`.1, that nothing has yet."""
+    number = 1
+    while files.exists(f"{path}.{number}"):
+        number += 1
+    return f"{path}.{number}"
+
+
 def read_file(files: Files, path: str, size: int | None = None) -> bytes:
     """The first `size` bytes of a file, or as many as it has; None: all. Raises OSError."""
     file = files.open(path, create=False)

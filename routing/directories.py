@@ -26,7 +26,7 @@ from typing import Any
 from core_log.damage import ASIDE, aside_of, find_damage, repair
 from core_log.disk_space import NO_ROOM
 from core_log.errors import LogDamaged
-from core_log.files import Files
+from core_log.files import Files, free_name
 from core_log.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def _is_empty(files: Files, directory: str) -> bool:
 
 def _set_aside(files: Files, directory: str) -> None:
     files.make_directory(_UNKNOWN)
-    target = _free_name(files, f"{_UNKNOWN}/{directory.rpartition('/')[2]}")
+    target = free_name(files, f"{_UNKNOWN}/{directory.rpartition('/')[2]}")
     files.move_directory(directory, target)
     logger.warning("the catalog does not name %s: moved to %s, nothing in it was changed", directory, target)
 
@@ -209,13 +209,6 @@ def _set_aside_if_room(files: Files, directory: str) -> None:
             _UNKNOWN,
             error,
         )
-
-
-def _free_name(files: Files, path: str) -> str:
-    number = 1
-    while files.exists(f"{path}.{number}"):
-        number += 1
-    return f"{path}.{number}"
 
 
 async def remove_later(files: Files, places: Sequence[str], *, noted: bool = False) -> None:
