@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -177,21 +177,18 @@ def _rows(
 
 def connect(options: ReadOptions | SinkOptions, *, patience_s: float = PATIENCE_S) -> BlockingClient:
     """A client of the first server that answers; of one that stands still the next is tried. Nothing is asked yet."""
-    access = options.access
-    with tls_named(access):
-        tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
-    return BlockingClient(options.servers, credentials=access.credentials, tls=tls, patience_s=patience_s)
+    return BlockingClient(options.servers, **terms_of(options.access), patience_s=patience_s)
 
 
-@contextmanager
-def tls_named(access: Access) -> Iterator[None]:
-    """What is wrong with a file for TLS is said of its option. Raises `OptionError` for OSError."""
+def terms_of(access: Access) -> dict[str, Any]:
+    """How clients log in and speak TLS, as all of them are told. Raises `OptionError` for files that cannot be used."""
     files = {"millrace.tls.ca": access.ca, "millrace.tls.cert": access.cert, "millrace.tls.key": access.key}
     try:
-        yield
+        tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
     except OSError as error:
         options = ", ".join(option for option, path in files.items() if path is not None and path in str(error))
         raise OptionError(f"{options}: {error}") from None
+    return {"credentials": access.credentials, "tls": tls}
 
 
 def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, groups: Groups) -> Iterator[memoryview]:

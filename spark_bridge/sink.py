@@ -29,12 +29,11 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from core_log.wall_clock import wall_clock_ms
 from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
-from protocols.native.clients.client_tls import tls_context
 from protocols.native.errors import ProducerFenced
 from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
-from spark_bridge.reader import PATIENCE_S, connect, tls_named
+from spark_bridge.reader import PATIENCE_S, connect, terms_of
 from spark_bridge.records import ColumnDraft, header_blocks
 from spark_bridge.worker import settle
 
@@ -150,9 +149,7 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: s
     if options.exchange is not None:
         with connect(options) as client:
             return Written(*publish_rows(client, batches, options, name, number))
-    access = options.access
-    with tls_named(access):
-        tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
+    terms = terms_of(options.access)
     try:
         with BlockingTransactionalProducer(
             options.servers,
@@ -160,9 +157,8 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: s
             transaction_timeout_ms=options.transaction_timeout_ms,
             compression=options.compression,
             batch_bytes=BATCH_BYTES_MAX,
-            credentials=access.credentials,
-            tls=tls,
             patience_s=PATIENCE_S,
+            **terms,
         ) as producer:
             producer.begin()  # nobody else writes for this task from here on
             done = producer.client.committed_offsets(name)
