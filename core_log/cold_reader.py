@@ -351,9 +351,14 @@ def _within(segment: Segment, places: Iterable[BatchPlace], end: int) -> Iterato
 
 
 def _in_order(log: ReadableLog, file: File, places: Iterable[BatchPlace]) -> Iterator[BatchPlace]:
-    """Those places, whose leader epochs do not fall and are of those that the log knows: no CRC covers them either."""
+    """Those places, whose leader epochs do not fall and are of those that the log knows: no CRC covers them either.
+    Of what is deleted it need not know any.
+    """
     before = -1
     for place in places:
+        if place.next_offset <= log.log_start_offset:
+            yield place
+            continue
         epoch = parse_header(file.pread(HEADER_BYTES, place.position)).leader_epoch
         if not before <= epoch <= log.leader_epoch:
             raise CorruptBatch(

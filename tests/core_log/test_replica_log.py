@@ -309,6 +309,16 @@ def test_a_followers_file_is_its_leaders() -> None:
     assert one == other
 
 
+def test_where_all_is_deleted_nothing_of_it_is_damage() -> None:
+    replica = Replica()
+    replica.begin(segment_bytes=100_000, interval=0, cache_bytes=0, fsync="commit", recovery_bytes=1)
+    replica.append_replica(gap=0, records=1, step=1)
+    replica.close()
+    replica.advance(share=1.0)
+    replica.delete(share=1.0)
+    replica.close()  # and the next start verifies it
+
+
 def test_what_a_follower_refuses() -> None:
     log = open_replica(MemoryFiles())
     log.append_replica(make_batch([b"a"] * 5, base_offset=10, epoch=3))
