@@ -450,6 +450,8 @@ class Coordinator:
         found = self.groups.get(name)
         if found is not None and (not _is_empty(found) or (isinstance(found, Group) and found.given)):
             return False
+        if self.saver.owes(name):
+            return False  # or its last member, leaving, would be told that there is no group
         if store.last_ms(name) is None:
             return found is not None
         return (found is None or found.empty_since_ms < before_ms) and bool(store.older(name, before_ms))

@@ -65,6 +65,11 @@ class Saver:
         else:
             done(None)
 
+    def owes(self, name: str) -> bool:
+        """Whether somebody waits for what has changed of a group to be safe."""
+        write = self._under_way.get(name)
+        return bool(self._waiting.get(name) or (write is not None and write.waiting.get(name)))
+
     def drop(self, name: str, why: GroupError) -> None:
         """Rule 3."""
         self.unsaved.pop(name, None)

@@ -47,7 +47,7 @@ shift_ms = 0
 
 @asynccontextmanager
 async def engine(files: Any = None, **settings: Any) -> AsyncIterator[Broker]:
-    config = BrokerConfig(stripes=1, group_initial_delay_ms=0, **settings)
+    config = BrokerConfig(stripes=1, group_initial_delay_ms=0, housekeeping_interval_ms=3_600_000, **settings)
     clock = lambda: wall_clock_ms() + shift_ms  # noqa: E731
     async with open_broker(files or MemoryFiles(), config, wall_clock_ms=clock) as broker:
         yield broker
@@ -340,9 +340,25 @@ async def test_the_log_stays_short_however_often_members_come_and_go() -> None:
             await beat(broker, "a", topics=wide)
             await beat(broker, "a", LEAVING)
         assert log.log_end_offset < 600
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while log.size_bytes > GARBAGE_BYTES_MIN:
                 await trio.sleep(0.001)
+
+
+async def test_who_leaves_while_groups_without_members_are_forgotten_is_told_that_it_has_left() -> None:
+    async with engine() as broker:
+        await broker.create_topic("t", partitions=1, config={})
+        await beat(broker, "a")
+        found: list[Beaten] = []
+        broker.groups.beat("g", Beat("a", LEAVING), found.append)
+        await broker.groups.expire()
+        broker.end_turn()
+        with trio.fail_after(5):
+            while not found:
+                await trio.sleep(0.001)
+        assert found[0].error is None
+        await broker.groups.expire()
+        assert broker.groups.names() == []
 
 
 async def test_what_a_kept_pattern_stands_for_is_looked_up_in_bites() -> None:
