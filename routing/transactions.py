@@ -380,7 +380,9 @@ class Transactions:
         ]
         puts, places = [], None
         if step is not None and self.writers is not None:
-            puts, places = [self.writers.note(*step, key, self._now_ms())], plan.places(step.marker)
+            ends, places = self._sealed(plan), plan.places(step.marker)
+            await self._commits.committed(ends)  # a start looks for the step behind them, so they have to be there
+            puts = [self.writers.note(*step, key, self._now_ms())]
         puts.append((key, encode(published(plan.routed), settled, places)))
         await self.store.change(puts, together=True)
         while True:
@@ -391,9 +393,13 @@ class Transactions:
                 await trio.sleep(_RETRY_S)  # decided is decided
         plan.apply()
         self._applied.add(key)
+        self._remove_when_durable(key, self._sealed(plan))
+
+    def _sealed(self, plan: Plan) -> list[tuple[PartitionLog, int]]:
+        """The logs that it concerns, and where they end, with all that was put there before."""
         homes = plan.seal()
         logs = [*(home.log for home in homes), *(partition.log for partition in plan.topics)]
-        self._remove_when_durable(key, [(log, log.log_end_offset) for log in logs])
+        return [(log, log.log_end_offset) for log in logs]
 
     def _remove_when_durable(self, key: bytes, positions: list[tuple[PartitionLog, int]]) -> None:
         def done(error: StorageUnavailable | None) -> None:
@@ -467,7 +473,7 @@ class Transactions:
         log = home.log if home is not None else part.partition(topics).log
         if log.log_start_offset > part.since:
             return log  # so much was done since that it is there, or gone again
-        found, since = BodiesFound(part), part.since
+        found, since = BodiesFound(part), min(part.since, log.log_end_offset)
         while batches := log.read_blocking(since, _READ_BYTES):
             since = found.take(batches)
         if home is not None:

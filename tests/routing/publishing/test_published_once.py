@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder
@@ -104,6 +105,31 @@ async def test_whatever_a_crash_cuts_off() -> None:
                 assert await bodies(running, name) == [1, 2, 3]
             assert topic_count(running) == 3
             assert await step(running, 1, batch(2, 3)) == -1
+
+
+async def test_a_step_is_decided_when_what_it_comes_behind_is_there() -> None:
+    memory, let_go = MemoryFiles(), threading.Event()
+    files = FaultyFiles(memory)
+
+    def hold(operation: str, path: str) -> None:
+        if operation == "write" and path.startswith("topics/"):
+            let_go.wait(20)
+
+    async with engine(files) as running, trio.open_nursery() as nursery:
+        await declare(running)
+        await step(running, 0, batch(1))
+        await running.synced()
+        files.hook = hold
+        running.client().publish("k.x", 2, exchange="amq.topic")
+        running.turn()
+        nursery.start_soon(step, running, 1, batch(3))
+        await wait_all_tasks_blocked(0.1)
+        left = killed(memory)
+        let_go.set()
+    async with engine(left) as running:
+        await step(running, 1, batch(3))
+        for name in QUEUES:
+            assert [body for body in await bodies(running, name) if body != 2] == [1, 3]
 
 
 async def test_what_messages_ask_for() -> None:
