@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from protocols.native import wire, wire_topics
@@ -371,6 +372,7 @@ async def test_a_disk_that_one_floods_holds_up_who_floods_it_and_nobody_else() -
         try:
             for _ in range(4):
                 await flood.say(produce(("t", 0, batch_of(bytes(90_000))), acks=0))
+            await trio.testing.wait_all_tasks_blocked(0.01)  # or one read of the broker's has all of it
             await flood.say(wire.Metadata(0, None, False))
             assert isinstance(await other.ask(wire.Metadata(0, None, False)), wire.MetadataReply)
             await other.say(produce(("t", 0, batch_of(b"little"))))

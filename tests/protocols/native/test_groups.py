@@ -272,6 +272,8 @@ async def test_positions_are_committed_when_they_are_done() -> None:
             reply = await client.list_offsets([("t", 0)], "latest")
             assert reply == [10]
         async with member(running) as consumer:
+            while not consumer.assignment:
+                assert await consumer.poll(100) == []
             assert await consumer.poll(100) == []
             assert consumer.position("t", 0) == 10
 
@@ -405,9 +407,11 @@ async def test_what_a_cancelled_call_did_not_finish_is_done_by_the_next(protocol
             for _ in range(8):
                 await anext(consumer)
             nursery.start_soon(come)
+            patience_s = 0.05
             while len(told.told) < 2:
-                with trio.move_on_after(0.05):
+                with trio.move_on_after(patience_s):
                     await consumer.poll(50)
+                patience_s *= 1.2  # a broker takes its time on a busy machine
                 if told.begun in (1, 2):
                     assert len(consumer.assignment) == 2, "it reads what it has not given up"
             assert [way for way, _ in told.told[:2]] == ["assigned", "revoked"]
