@@ -45,6 +45,8 @@ class ReadableLog:
     """A read found something else in its files than what was written, or nothing."""
     may_hand_over: Callable[[], bool] | None = None
     """Whether this broker leads it and somebody else could."""
+    is_led: Callable[[], bool] | None = None
+    """Whether this broker leads it; None: nobody else ever does."""
     _tail: TailCache
     _given: dict[int, int] | None = None
     """How often pieces of files went out unchecked, by where they begin; below zero: what is there was checked."""
@@ -55,7 +57,11 @@ class ReadableLog:
         return self.unreadable and self.may_hand_over is not None and self.may_hand_over()
 
     def is_lost(self, problem: Exception) -> bool:
-        """Whether what could not be read is damaged or gone for good, and nobody else has it."""
+        """Whether what could not be read is damaged or gone for good, and nobody else has it: who led the log when the
+        read began may have handed it over since.
+        """
+        if self.is_led is not None and not self.is_led():
+            return False
         return isinstance(problem, CorruptBatch | FileNotFoundError) and not self.is_whole_elsewhere
 
     def _check_offset(self, offset: int) -> None:

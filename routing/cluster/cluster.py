@@ -165,6 +165,7 @@ class Cluster:
             on_damage=lambda: self._trust.note(damaged),
         )
         log.may_hand_over = partial(self.may_hand_over, name)
+        log.is_led = lambda: self.role_of(name) is not None
         replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
         lost = self._trust.is_lost(name, synced=synced)
         if lost or watermark > log.log_end_offset or replica.lost:

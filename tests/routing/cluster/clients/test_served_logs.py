@@ -22,17 +22,19 @@ class Link:
 
 
 @pytest.mark.parametrize(
-    ("problem", "elsewhere", "told"),
+    ("problem", "led", "elsewhere", "told"),
     [
-        (CorruptBatch("wrong CRC"), False, CorruptBatch),
-        (FileNotFoundError("gone"), False, CorruptBatch),
-        (CorruptBatch("wrong CRC"), True, StorageUnavailable),
-        (FileNotFoundError("gone"), True, StorageUnavailable),
-        (OSError("not now"), False, StorageUnavailable),
+        (CorruptBatch("wrong CRC"), True, False, CorruptBatch),
+        (FileNotFoundError("gone"), True, False, CorruptBatch),
+        (CorruptBatch("wrong CRC"), True, True, StorageUnavailable),
+        (FileNotFoundError("gone"), True, True, StorageUnavailable),
+        (CorruptBatch("wrong CRC"), False, False, StorageUnavailable),
+        (OSError("not now"), True, False, StorageUnavailable),
     ],
 )
-def test_only_what_nobody_has_is_damaged(problem: Exception, elsewhere: bool, told: type[Exception]) -> None:
+def test_only_what_nobody_has_is_damaged(problem: Exception, led: bool, elsewhere: bool, told: type[Exception]) -> None:
+    """It may have been handed over since the read began."""
     link, log = Link(), open_log(MemoryFiles())
-    log.unreadable, log.may_hand_over = True, lambda: elsewhere
+    log.unreadable, log.may_hand_over, log.is_led = True, lambda: elsewhere, lambda: led
     ServedLogs(cast("Any", None), cast("Any", None), cast("Any", link))._refuse(1, log, problem)
     assert [type(error) for error in link.said] == [told]
