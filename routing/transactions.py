@@ -378,13 +378,18 @@ class Transactions:
             Settled(queue.id, list(entry.offsets_of(entry.first, entry.end)), rejected)
             for queue, entry, rejected in plan.endings()
         ]
-        puts, places = [], None
+        puts, places, ends = [], None, []
         if step is not None and self.writers is not None:
             ends, places = self._sealed(plan), plan.places(step.marker)
-            await self._commits.committed(ends)  # a start looks for the step behind them, so they have to be there
+            self._look_behind(key, places)
             puts = [self.writers.note(*step, key, self._now_ms())]
         puts.append((key, encode(published(plan.routed), settled, places)))
-        await self.store.change(puts, together=True)
+        try:
+            await self._commits.committed(ends)  # a start looks for the step behind them, so they have to be there
+            await self.store.change(puts, together=True)
+        except BaseException:
+            self._forget(key)
+            raise
         while True:
             try:
                 plan.prepare()
@@ -415,7 +420,16 @@ class Transactions:
         except LogUnavailable:
             return False  # `tidy` and `close` come back to it
         self._applied.discard(key)
+        self._forget(key)
         return True
+
+    def _look_behind(self, key: bytes, places: Places) -> None:
+        for index, since, *_ in places.homes:
+            self._topology.led[index].looked_behind[key] = since
+
+    def _forget(self, key: bytes) -> None:
+        for home in self._topology.led:
+            home.looked_behind.pop(key, None)
 
     def tidy(self) -> None:
         """Remove what the disk did not let go before: it would be applied again, whenever the process ends."""
@@ -447,6 +461,7 @@ class Transactions:
                     queue.settle_waiting(entry.offsets, rejected=entry.rejected)
                     logs[queue.partition.log] = None
             if places is not None:
+                self._look_behind(key, places)
                 parts, publishes = parts_of(publishes, places, self._topology.topics), []
                 logs |= dict.fromkeys(map(self._redo, parts))
             for slab, queue_ids, topics, delayed in publishes:

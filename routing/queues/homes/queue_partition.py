@@ -96,6 +96,8 @@ class QueuePartition:
         self.checkpointed = 0
         """Up to this offset the saved checkpoint speaks."""
         self.checkpoint_wanted = False
+        self.looked_behind: dict[bytes, int] = {}
+        """By redo record: where a start begins to look for what that says, which must not seem to be gone again."""
         self.deduplication_ids_max = config.deduplication_ids_max
         self.grouped_messages_max = config.grouped_messages_max
         self.journal = Journal(self.next_offset)
@@ -450,8 +452,8 @@ class QueuePartition:
 
     @property
     def first_live_offset(self) -> int:
-        """No queue needs anything below this offset (see `LiveCounts`)."""
-        return self.live.first(self.next_offset)
+        """No queue needs anything below this offset (see `LiveCounts`), nor does a start."""
+        return min((self.live.first(self.next_offset), *self.looked_behind.values()))
 
     @property
     def mean_bytes(self) -> int:

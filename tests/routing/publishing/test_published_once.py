@@ -132,6 +132,44 @@ async def test_a_step_is_decided_when_what_it_comes_behind_is_there() -> None:
             assert [body for body in await bodies(running, name) if body != 2] == [1, 3]
 
 
+async def test_what_others_publish_and_take_meanwhile_does_not_make_a_step_look_as_if_it_were_over() -> None:
+    memory, held = MemoryFiles(), {"transactions": threading.Event(), "queues": threading.Event()}
+    files = FaultyFiles(memory)
+    holding = {"transactions"}
+
+    def hold(operation: str, path: str) -> None:
+        room = path.partition("/")[0]
+        if operation == "write" and room in holding:
+            held[room].wait(20)
+
+    async with engine(files, stripes=1, queue_segment_bytes=4096) as running, trio.open_nursery() as nursery:
+        await running.queue("q")
+        await running.bind("amq.topic", "q", "k.#")
+        files.hook = hold
+        nursery.start_soon(step, running, 0, batch(1))
+        await wait_all_tasks_blocked(0.05)
+        home, client = running.home("q"), running.client()
+        for number in range(100):
+            await client.publish_safely("q", f"{number} {'x' * 200}")
+        assert len(await running.drain("q")) == 100
+        await running.synced()
+        for _ in range(20):
+            running.broker.checkpoints.take(home)
+            home.delete_dead_prefix()
+            await wait_all_tasks_blocked(0.01)
+        holding.add("queues")
+        held["transactions"].set()
+        await wait_all_tasks_blocked(0.05)
+        left = killed(memory)
+        held["queues"].set()
+    async with engine(left, stripes=1, queue_segment_bytes=4096) as running:
+        assert await step(running, 0, batch(1)) == -1, "it was decided"
+        assert await bodies(running, "q") == [1]
+        home = running.home("q")
+        await running.synced()
+        assert home.first_live_offset == home.next_offset, "nothing is kept for it any more"
+
+
 async def test_what_messages_ask_for() -> None:
     async with engine(MemoryFiles()) as running:
         await running.queue("p", arguments={"x-max-priority": 5})
