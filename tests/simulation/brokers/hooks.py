@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from routing.cluster.clients.served import PeerConsumer
+from routing.cluster.clients.served_broker import ServedBroker
 from routing.queues.homes.replicated_partition import ReplicatedPartition
 from routing.session import Session
 from tests.simulation.brokers.truth import WatchedLog
@@ -28,6 +30,20 @@ def _tell(
             process.world.ledger.settled(queue.name, bytes(body))  # though it may never get there
 
 
+def _let_go(session: Session) -> None:
+    """The link to a consumer is lost that acknowledges nothing: what it may have been given does not come again."""
+    if not any(isinstance(consumer, PeerConsumer) and consumer.at_most_once for consumer in session.consumers):
+        return
+    for entry in session.unsettled:
+        log: Any = getattr(entry.queue.partition, "log", None)
+        if not isinstance(log, WatchedLog) or log.process.ended:
+            continue
+        offsets = {*entry.offsets_of(entry.first, entry.end)}
+        for body, places in log.truth.offsets_of.items():
+            if not offsets.isdisjoint(places):
+                log.process.world.ledger.settled(entry.queue.name, body)
+
+
 def _name(session: Session) -> str:
     sink: Any = session.sink
     return getattr(sink, "name", None) or f"broker {sink._link.broker}, number {sink.number & 0xFFFF}"
@@ -37,6 +53,7 @@ def _name(session: Session) -> str:
 def seen(session: type[Session]) -> Iterator[None]:
     """All sessions tell."""
     hand_over, scattered, get = session.hand_over, session.hand_over_scattered, session.get
+    lost = ServedBroker.lost
 
     def hand_over_seen(
         self: Session, consumer: Any, slab: Any, start: int, stop: int, offset: int, redelivered: bool
@@ -60,7 +77,13 @@ def seen(session: type[Session]) -> Iterator[None]:
                 _tell(_name(self), entry.queue, [got.slab.bodies[got.index]], [offset], got.redelivered)
         return got
 
+    def lost_seen(self: ServedBroker) -> None:
+        for served in self._sessions.values():
+            _let_go(served)
+        lost(self)
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(ServedBroker, "lost", lost_seen))
         for name, value in (
             ("hand_over", hand_over_seen),
             ("hand_over_scattered", scattered_seen),
