@@ -109,8 +109,11 @@ class MemoryFile:
             self.node.change(size, None)
 
     def allocate(self, size: int, start: int = 0) -> None:
-        """See `File`."""
-        self.truncate(size)
+        """See `File`. As POSIX's it refuses to set nothing aside, and makes no file shorter."""
+        if size <= start:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if size > len(self.node.data):
+            self.truncate(size)
 
     def close(self) -> None:
         """See `File`."""
@@ -314,7 +317,8 @@ class FaultyFile:
         if files.room_bytes is not None:
             more = size - files.inner.size(self._path)
             if more > files.room_bytes:
-                self._inner.allocate(size - more + files.room_bytes, start)
+                if files.room_bytes:
+                    self._inner.allocate(size - more + files.room_bytes, start)
                 files.room_bytes = 0
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
             files.room_bytes -= max(more, 0)

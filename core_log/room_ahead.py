@@ -36,8 +36,9 @@ def make_room(segment: Segment, config: LogConfig, file: File, position: int, en
     """Have the file hold what follows `end`, too, before what is at `position` is written; how many bytes that took.
     Raises OSError where the disk refuses it, and to forget it as well.
     """
-    room_end = end + min(max(end, config.room_bytes_min), ROOM_BYTES_MAX)
     there = max(position, segment.written_bytes)
+    end = max(end, there)
+    room_end = end + min(max(end, config.room_bytes_min), ROOM_BYTES_MAX)
     before = max(there, segment.room_end)
     segment.room_end = room_end
     try:

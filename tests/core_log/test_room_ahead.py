@@ -192,6 +192,28 @@ def test_a_disk_that_is_nearly_full_gives_none() -> None:
     assert files.size(log.segments[1].log_path) == log.segments[1].size
 
 
+def test_what_is_written_again_gets_its_room_behind_all_that_was_written(tmp_path: Path) -> None:
+    """Where the disk has refused something all that is not synced is written anew, from the first of it on."""
+    files = FaultyFiles(OsFiles(tmp_path))
+    log = open_log(files, CONFIG)
+    append(log, 2)
+    for offset in range(2, 9):  # written, and not synced
+        log.append(make_batch([b"%d" % offset * 1000]))
+        job = log.take_job()
+        assert job is not None
+        execute(job)
+        log.complete(job)
+    written = log.size_bytes
+    log.append(make_batch([b"last"]))
+    files.failing["write"] = errno.EIO
+    flush(log)
+    files.failing.clear()
+    flush(log)
+    assert (log.error, log.flushed_offset) == (None, 10)
+    assert bytes_of(files, log)[0] >= 2 * written, "there is room behind all of it"
+    assert open_log(files, CONFIG).verify() == []
+
+
 def test_a_job_that_only_syncs_needs_none(files: Files) -> None:
     log = open_log(files, LogConfig(room_syncs_min=0, fsync="interval"))
     for offset in range(9):
