@@ -233,7 +233,8 @@ async def passing(clock: MockClock, seconds: float) -> None:
 
 
 def wall_clock_ms() -> int:
-    return 1_800_000_000_000 + int(trio.current_time() * 1000)
+    # Rounded as the engine's own clock is: tenths of a second add up to a little less than whole milliseconds.
+    return int(1_800_000_000_000 + trio.current_time() * 1000)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -179,6 +179,16 @@ async def finish(running: Engine, model: Model) -> None:
 @pytest.mark.parametrize("slab_min", [1, 8])
 @settings(max_examples=20, deadline=None)
 @given(operations)
+@example(
+    [
+        *[("wait", 10)] * 7,
+        ("publish", [(2, None, 45)]),
+        *[("wait", 10)] * 2,
+        ("stop", 0),
+        ("publish", [(2, None, 15)]),
+        ("wait", 30),
+    ]
+)
 def test_a_queue_does_what_its_model_does(slab_min: int, steps: list[tuple[str, object]]) -> None:
     """`slab_min`: from how many messages on slabs are watched as a whole."""
     clock = MockClock()
