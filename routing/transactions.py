@@ -286,7 +286,7 @@ class Transactions:
             if not (plan.published or plan.settled or plan.topics or step):
                 plan.apply()
                 return True
-            await self._say_what_views_took(plan)
+            await self._secure_settled(plan)
             if self.shared is None:
                 with trio.CancelScope(shield=True):
                     await self._commit_by_record(plan, step)
@@ -327,17 +327,18 @@ class Transactions:
                 session.take_back(transaction)
                 raise
 
-    async def _say_what_views_took(self, plan: Plan) -> None:
-        """What is settled of views here is known to their logs before it is decided on: else nobody could settle it
-        once more. Raises StorageUnavailable.
+    async def _secure_settled(self, plan: Plan) -> None:
+        """What is settled here, and that views took it, is in its log before it is decided on: else what came in its
+        place after a crash would be settled, or nobody could settle it once more. Raises StorageUnavailable.
         """
-        homes = {queue.partition: None for queue, _, _ in plan.endings() if queue.settings.view_of is not None}
+        late: dict[PartitionLog, int] = {}
+        for queue, entry, _ in plan.endings():
+            home, is_view = queue.partition, queue.settings.view_of is not None
+            if isinstance(home, QueuePartition) and (is_view or entry.end_offset > home.log.committed_offset):
+                home.seal_all()
+                late[home.log] = home.log.log_end_offset
         with trio.CancelScope(shield=True):
-            for home in homes:
-                if isinstance(home, QueuePartition):
-                    home.seal_all()
-                    if not await self._committed(home.log):
-                        raise StorageUnavailable(f"home partition {home.index} cannot be written")
+            await self._commits.committed(late.items())
 
     def _direct_home(self, plan: Plan) -> QueuePartition | None:
         """The partition here whose log alone is concerned, by one batch."""

@@ -77,6 +77,11 @@ class Unsettled:
             return range(start, start + stop - first)
         return self.offsets[first - self.first : stop - self.first]
 
+    @property
+    def end_offset(self) -> int:
+        """Behind all of its offsets."""
+        return self.offset + self.end - self.first if self.offsets is None else max(self.offsets) + 1
+
     def begin_at(self, first: int) -> None:
         """Forget the ids below `first`."""
         if self.offsets is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.errors import LimitExceeded, StorageUnavailable
@@ -171,6 +171,42 @@ async def test_a_kill_at_any_write_leaves_all_or_nothing(what: str) -> None:
 
 
 DELAYED = {"x-delayed": True, "x-max-priority": 3, "x-retry": [60_000]}
+
+
+async def test_what_comes_in_the_place_of_a_message_that_was_settled_and_lost_is_not_settled() -> None:
+    memory, let_go = MemoryFiles(), threading.Event()
+    files = FaultyFiles(memory)
+    slow = "queues/"
+
+    def hold(operation: str, path: str) -> None:
+        if operation == "write" and path.startswith(slow):
+            let_go.wait(20)
+
+    async with engine(files) as running, trio.open_nursery() as nursery:
+        await running.queue("a")
+        await running.queue("b")
+        assert running.home("a") is not running.home("b")
+        await running.synced()
+        files.hook = hold
+        client = running.client()
+        client.publish("a", "old")
+        await take(client, 1)
+        client.session.begin()
+        client.ack(1)
+        client.publish("b", "done")
+        nursery.start_soon(client.session.commit)
+        await wait_all_tasks_blocked(0.1)
+        left = killed(memory)
+        let_go.set()
+    let_go.clear()
+    files, slow = FaultyFiles(left), "transactions/"
+    files.hook = hold
+    async with engine(files) as running:
+        await running.client().publish_safely("a", "new")
+        again = killed(left)
+        let_go.set()
+    async with engine(again) as running:
+        assert await running.drain("a") == [("new", True)]
 
 
 async def test_what_is_settled_may_have_been_delayed_once(clock: MockClock) -> None:
