@@ -6,8 +6,8 @@
 2. It is published exactly once, whatever kills the broker. That it is published is decided by one batch of the store:
    the will goes from under its name, what is to be retained is there, and a note says what to publish, and how far the
    logs of the home partitions had come. When that is durable it is published, and when that is safe the note goes. A
-   start publishes what is noted, but not to queues in whose log it finds it behind that place. (Topics may have it
-   twice then, and so may queues that other brokers lead.)
+   start publishes what is noted, but not to queues in whose log it finds it behind that place; where a crash has left
+   less of a log it notes that first. (Topics may have it twice then, and so may queues that other brokers lead.)
 3. At a start nobody is there: a will that was kept, or waits, is published after its delay, or after
    `will_grace_ms` if that is longer, unless its owner comes back until then.
 4. What the disk refuses is tried again. `finish` waits a little for what is under way; the rest is done at the next
@@ -105,6 +105,15 @@ class Decision(NamedTuple):
     @property
     def key(self) -> bytes:
         return DECIDED + self.number.to_bytes(8, "big")
+
+    @property
+    def note(self) -> bytes:
+        """What is kept under the key."""
+        more = (self.publisher,) if self.publisher else ()
+        packed: bytes = msgpack.packb(
+            [self.vhost, self.name, list(self.will), self.ends, *more], unicode_errors=NAME_ENCODING_ERRORS
+        )
+        return packed
 
 
 class Wills:
@@ -240,9 +249,7 @@ class Wills:
                 retained = self._retained.plan(vhost, will.slab(will.retained_tag))
             except LimitExceeded as error:
                 logger.warning("the will for %s is not retained: %s", will.routing_key, error)
-        fields = [vhost, name, list(will), decision.ends, *((decision.publisher,) if decision.publisher else ())]
-        note = msgpack.packb(fields, unicode_errors=NAME_ENCODING_ERRORS)
-        self._retained.put(retained, [(decision.key, note), (key, None), *also])
+        self._retained.put(retained, [(decision.key, decision.note), (key, None), *also])
         self._next += 1
         self._open += 1
         self._when_durable(decision, self._store.log.log_end_offset)
@@ -252,12 +259,12 @@ class Wills:
         grants = self._broker.rights.grants(will.user, vhost, client_id=name)
         grants.require_publish(will.exchange, (will.routing_key,))
 
-    def _when_durable(self, decision: Decision, end: int) -> None:
+    def _when_durable(self, decision: Decision, end: int, avoided: Iterable[Home] = ()) -> None:
         def done(error: StorageUnavailable | None) -> None:
             if error is None:
-                self._publish(decision)
+                self._publish(decision, avoided)
             else:
-                self._later(lambda: self._when_durable(decision, end))
+                self._later(lambda: self._when_durable(decision, end, avoided))
 
         self._broker.commits.when_committed([(self._store.log, end)], done)
 
@@ -304,11 +311,15 @@ class Wills:
         led = {home.index: home for home in self._broker.topology.led}
         for decision in decisions:
             slab = decision.will.slab(decision.will.tag)
-            avoided = [
-                home for index, end in decision.ends.items()
-                if (home := led.get(index)) is not None and _is_there(home, end, slab)
-            ]  # fmt: skip
-            self._publish(decision, avoided)
+            left = {index: led[index].log.log_end_offset for index in decision.ends if index in led}
+            ends = {index: min(end, left.get(index, end)) for index, end in decision.ends.items()}
+            avoided = [led[index] for index in left if _is_there(led[index], ends[index], slab)]
+            if ends == decision.ends:
+                self._publish(decision, avoided)
+                continue
+            noted = decision._replace(ends=ends)
+            self._put(noted.key, noted.note)
+            self._when_durable(noted, self._store.log.log_end_offset, avoided)
         self._broker.end_turn()
 
     async def finish(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from core_log.memory_files import MemoryFiles
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from routing.kept.wills import Will
 from tests.routing.harness import PERSISTENT, Engine, engine, killed, passing
 
@@ -180,3 +181,42 @@ async def test_a_kill_at_any_moment_leaves_it_published_once(clock: MockClock) -
             await at.broker.wills.finish()
             await at.until(lambda: at.count("q") > 0)
             assert [body for body, _ in await at.drain("q")] == ["gone"]
+
+
+async def test_it_is_published_once_where_a_kill_took_what_came_before_it(clock: MockClock) -> None:
+    memory, let_go = MemoryFiles(), threading.Event()
+    files = FaultyFiles(memory)
+    kept: list[str] = []
+
+    def hold_queues(operation: str, path: str) -> None:
+        if operation == "write" and path.startswith("queues/"):
+            let_go.wait(20)
+
+    def hold_all_but_the_first_note(operation: str, path: str) -> None:
+        if operation == "write" and path.startswith("retained/"):
+            kept.append(path)
+            if len(kept) > 1:
+                let_go.wait(20)
+
+    async with engine(files, stripes=1) as at:
+        await watched(at)
+        await at.broker.wills.keep("/", "a", will())
+        await at.synced()
+        files.hook = hold_queues
+        at.client().publish("q", *range(10))
+        at.turn()
+        at.broker.wills.send("/", "a", 0)
+        await wait_all_tasks_blocked(0.1)
+        left = killed(memory)
+        let_go.set()
+    let_go.clear()
+    files = FaultyFiles(left)
+    files.hook = hold_all_but_the_first_note
+    async with engine(files, stripes=1) as at:
+        await at.until(lambda: at.count("q") == 1)
+        await at.synced()
+        again = killed(left)
+        let_go.set()
+    async with engine(again, stripes=1) as at:
+        await at.broker.wills.finish()
+        assert [body for body, _ in await at.drain("q")] == ["gone"]
