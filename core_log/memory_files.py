@@ -199,6 +199,8 @@ class MemoryFiles:
         """See `Files`."""
         with self._lock:
             if path in self._names:
+                for directory in [d for d in self._unsynced if d == path or d.startswith(path + "/")]:
+                    del self._unsynced[directory]  # nobody will sync it: what had a name there is gone
                 self._change(_parent(path), lambda names: _forget(names, path))
 
     def move_directory(self, source: str, target: str) -> None:

@@ -149,9 +149,17 @@ def make_places(files: Files, directories: Iterable[str]) -> None:
         files.make_directory(directory)
 
 
-def tidy_topics(files: Files, known: Collection[str], *, with_ids: bool = False) -> set[str]:
+def half_deleted(files: Files, known: Collection[str]) -> set[str]:
+    """At a start: the topics whose deletion was not finished, by their notes. What else is known of them goes first,
+    durably: `tidy_topics` takes the notes.
+    """
+    noted = {f"{TOPICS}/{name}" for name in files.list(_DELETING)}
+    return {directory.removeprefix(f"{TOPICS}/").rpartition("-")[0] for directory in noted.difference(known)}
+
+
+def tidy_topics(files: Files, known: Collection[str], *, with_ids: bool = False) -> None:
     """At a start: finish deletions, and set aside what is not among the `known` directories, of a cluster's member
-    `with_ids`. The topics whose deletion was not finished. Raises OSError.
+    `with_ids`. Raises OSError.
     """
     noted = [f"{TOPICS}/{name}" for name in files.list(_DELETING)]
     gone = [directory for directory in noted if directory not in known]
@@ -174,7 +182,6 @@ def tidy_topics(files: Files, known: Collection[str], *, with_ids: bool = False)
             _UNKNOWN,
             aside,
         )
-    return {directory.removeprefix(f"{TOPICS}/").rpartition("-")[0] for directory in gone}
 
 
 def _note(directory: str) -> str:

@@ -33,6 +33,7 @@ from routing.directories import (
     HOMES,
     OFFSETS,
     STORES,
+    half_deleted,
     lacking,
     require_present,
     require_undamaged,
@@ -188,9 +189,12 @@ class Storage:
         for (_, name), entry in catalog.entries("topic"):
             topology.add_topic(self.open_topic(name, entry), entry)
         known = {partition.log.directory for topic in topology.topics.values() for partition in topic.partitions}
-        gone = tidy_topics(files, known, with_ids=metadata is not None)
-        for name in gone - topology.topics.keys() if offsets is None else ():
-            positions.forget_topic(name)
+        half = half_deleted(files, known) - topology.topics.keys()
+        if half and isinstance(positions, OffsetStore):
+            for name in half:
+                positions.forget_topic(name)
+            positions.log.flush_blocking()
+        tidy_topics(files, known, with_ids=metadata is not None)
         topology.recover_bindings()
         return topology, positions
 

@@ -104,6 +104,18 @@ def test_power_loss_drops_what_was_not_synced() -> None:
     assert contents == {0, 1}, "with dice some of it survives"
 
 
+def test_what_was_in_a_removed_directory_is_not_in_one_made_again() -> None:
+    files = MemoryFiles()
+    for name in ("old", "new"):
+        files.make_directory("a/b")
+        files.open(f"a/b/{name}").close()
+        if name == "old":
+            files.remove_directory("a")
+            files.sync_directory("")
+    files.sync_directory("a/b")
+    assert files.crash().list("a/b") == ["new"]
+
+
 def test_a_failed_sync_is_not_made_good_by_the_next() -> None:
     disk = MemoryFiles()
     files = FaultyFiles(disk)

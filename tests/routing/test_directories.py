@@ -147,6 +147,34 @@ async def test_a_deletion_that_a_crash_interrupted_is_finished() -> None:
     assert {True, False} == set(deleted)
 
 
+async def test_group_offsets_of_a_deleted_topic_are_gone_after_two_crashes() -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    pictures: list[MemoryFiles] = []
+
+    def before_offsets(operation: str, path: str) -> None:
+        if path.startswith("offsets/"):
+            pictures.append(disk.crash())
+
+    async with engine(files) as running:
+        await fill(running, "gone")
+        await running.broker.offsets.commit("g", {("gone", 1): Committed(1)})
+        files.hook = before_offsets
+        await running.broker.delete_topic("gone")
+        files.hook = None
+    disk = pictures[0]  # the catalog does not name it any more
+    files = FaultyFiles(disk)
+    pictures.clear()
+    files.hook = lambda operation, path: pictures.append(disk.crash())
+    async with engine(files) as running:
+        files.hook = None
+    assert len(pictures) > 3
+    for picture in [*pictures, disk.crash()]:
+        async with engine(picture) as running:
+            assert set(running.broker.topics) == set()
+            assert running.broker.offsets.known("g") == {}
+
+
 class FewFiles(MemoryFiles):
     """No more files or directories can be made than `names_max`: no inode is left."""
 
