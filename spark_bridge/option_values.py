@@ -15,6 +15,11 @@ _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_0
 COUNT_MAX = 2**63 - 1
 """The largest number that Spark and the broker have room for."""
 
+NAME_CHARACTERS_MAX = 255
+"""The longest name that the native protocol has room for."""
+
+_SHOWN_CHARACTERS = 40
+
 _DIGITS_MAX = 100
 """Longer texts are not looked at as numbers: beyond some thousand digits Python refuses to."""
 
@@ -45,6 +50,18 @@ def one_of(given: Mapping[str, str], names: tuple[str, ...], *, required: bool =
     if not chosen and required:
         raise OptionError(f"one of the options {', '.join(names)} is needed")
     return chosen[0] if chosen else None
+
+
+def name_of(given: Mapping[str, str], name: str, *, most: int = NAME_CHARACTERS_MAX) -> str | None:
+    """A name that the broker is to know something by; None: it was not given."""
+    text = given.get(name)
+    if text is not None and (not text.strip() or len(text) > most):
+        raise OptionError(f"{name} must be a name of 1 to {most} characters, not {_short(text)!r}")
+    return text
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def flag_of(given: Mapping[str, str], name: str, *, default: bool) -> bool:

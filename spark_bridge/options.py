@@ -16,6 +16,7 @@ from typing import Literal
 from protocols.native.connection import addresses_of
 from spark_bridge.option_values import (
     COUNT_MAX,
+    NAME_CHARACTERS_MAX,
     ByPartition,
     assignment,
     by_partition,
@@ -25,6 +26,7 @@ from spark_bridge.option_values import (
     json_object,
     known_options,
     mqtt_filter,
+    name_of,
     names_in,
     one_of,
     timestamp_ms,
@@ -81,6 +83,13 @@ _SINK_OPTIONS = (
 )  # fmt: skip
 KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, _DISORDER, *_STREAM, *_OTHERS, *_ACCESS)
 GROUP_PREFIX = "spark-millrace-source"
+_DIGEST_CHARACTERS = 12
+SINK_PREFIX = "spark-millrace-sink-3"
+"""Of what tells that a task is done. Another one whenever `divide` shares ranges out otherwise: a task of that number
+which an earlier version has done may have had other rows, and those of this one would be left out.
+"""
+JOB_CHARACTERS_MAX = NAME_CHARACTERS_MAX - len(f"{SINK_PREFIX}--{2**31 - 1}")
+"""The name under which each task is known to a broker ends in the task's number."""
 LEASE_MS = 3_600_000
 CONSUME_LEASE_MS = 86_400_000
 TRIGGER_DELAY_MS = 900_000
@@ -214,7 +223,7 @@ def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), 
         push_down=flag_of(given, _PUSH_DOWN, default=False),
         disorder_ms=count_of(given, _DISORDER, default=0, least=0) if _DISORDER in given else None,
         group=_group(given, consumes=consumes) if streaming else "",
-        queue=given.get("queue"),
+        queue=name_of(given, "queue"),
         headers_where=_headers_where(given, consumes=consumes),
         data_dir=_data_dir(given),
         consumes=consumes,
@@ -238,11 +247,11 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         raise OptionError("routingKey needs the option exchange")
     return SinkOptions(
         servers=_servers(str(servers), given[str(servers)]),
-        topic=given.get("topic"),
+        topic=name_of(given, "topic"),
         compression=codec,
         transaction_timeout_ms=count_of(given, "transactionTimeoutMs", default=300_000, most=2**31 - 1),
         access=access_of(given),
-        job=given.get("txnAppId"),
+        job=name_of(given, "txnAppId", most=JOB_CHARACTERS_MAX),
         version=count_of(given, "txnVersion", default=0, least=0, most=COUNT_MAX - 1),
         exchange=given.get("exchange"),
         routing_key=given.get("routingKey"),
@@ -334,12 +343,14 @@ def _group(given: Mapping[str, str], *, consumes: bool) -> str:
     """The same for the same read, so that a query has one name over its restarts; whose messages a query has taken
     out of a queue does not depend on how it is tuned.
     """
-    if "kafka.group.id" in given:
-        return given["kafka.group.id"]
+    chosen = name_of(given, "kafka.group.id")
+    if chosen is not None:
+        return chosen
     matter = ("queue", _VHOST) if consumes else set(given).difference(_ACCESS)
     named = {name: value for name, value in given.items() if name in matter}
     digest = sha256(json.dumps(sorted(named.items())).encode()).hexdigest()
-    return f"{given.get('groupIdPrefix', GROUP_PREFIX)}-{digest[:12]}"
+    prefix = name_of(given, "groupIdPrefix", most=NAME_CHARACTERS_MAX - 1 - _DIGEST_CHARACTERS) or GROUP_PREFIX
+    return f"{prefix}-{digest[:_DIGEST_CHARACTERS]}"
 
 
 def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int, refused: int | None) -> Boundary:

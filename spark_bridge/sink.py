@@ -31,16 +31,12 @@ from core_log.wall_clock import wall_clock_ms
 from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
 from protocols.native.errors import ProducerFenced
 from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
-from spark_bridge.options import OptionError, SinkOptions
+from spark_bridge.options import SINK_PREFIX, OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
 from spark_bridge.reader import PATIENCE_S, connect, terms_of
 from spark_bridge.records import ColumnDraft, header_blocks
 from spark_bridge.worker import settle
 
-GROUP_PREFIX = "spark-millrace-sink-3"
-"""Of what tells that a task is done. Another one whenever `divide` shares ranges out otherwise: a task of that number
-which an earlier version has done may have had other rows, and those of this one would be left out.
-"""
 BATCH_BYTES_MAX = 768 << 10
 """Of a record batch as it is sent; brokers take 1 MiB by default."""
 REQUEST_BYTES_MAX = 4 << 20
@@ -145,7 +141,7 @@ def _context() -> Any:
 def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: str, number: int, part: int) -> Written:
     """Write the rows of micro-batch `number`, task `part`, unless that was done before. Raises MillraceError."""
     settle()
-    name = f"{GROUP_PREFIX}-{query}-{part}"
+    name = f"{SINK_PREFIX}-{query}-{part}"
     if options.exchange is not None:
         with connect(options) as client:
             return Written(*publish_rows(client, batches, options, name, number))

@@ -200,6 +200,30 @@ def test_servers_that_are_none_are_told_by_the_option(text: str) -> None:
             parse()
 
 
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        ({"topic": "%"}, 255),
+        ({"topic": "t", "txnAppId": "%", "txnVersion": "1"}, 222),
+        ({"subscribe": "a", "kafka.group.id": "%"}, 255),
+        ({"subscribe": "a", "groupIdPrefix": "%"}, 242),
+        ({"queue": "%"}, 255),
+    ],
+)
+def test_names_that_no_broker_would_take_are_refused_by_the_option(given: dict[str, str], most: int) -> None:
+    option = next(name for name, value in given.items() if value == "%")
+    reads = "subscribe" in given or "queue" in given
+    parse = partial(parse_options, streaming=True) if reads else parse_sink_options
+
+    def parsed(name: str) -> object:
+        return parse({"millrace.servers": "one:1", **{key: value.replace("%", name) for key, value in given.items()}})
+
+    for name in ("", " ", "x" * (most + 1)):
+        with pytest.raises(OptionError, match=f"^{option} must be a name of 1 to {most} characters, not '"):
+            parsed(name)
+    parsed("x" * most)
+
+
 def test_options_and_ranges_travel_between_processes() -> None:
     everything = options(subscribe="a", startingOffsets='{"a": {"0": 1}}')
     one = OffsetRange("a", 0, 1, 2)
