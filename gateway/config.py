@@ -60,6 +60,10 @@ _ORDERED = (
 """Settings of which the first may not be more than the second."""
 
 
+PathText = Annotated[str, Meta(pattern=r"^[^\0]*$")]
+"""Of a file or a directory."""
+
+
 class ConfigError(Exception):
     """A setting that cannot be; the text is one line that names it and where it came from."""
 
@@ -84,12 +88,12 @@ class Listen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Tls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The terms of the doors that speak TLS; one certificate for all of them."""
 
-    cert: str = ""
+    cert: PathText = ""
     """The certificate in PEM, with those between it and a root that clients trust behind it."""
-    key: str = ""
+    key: PathText = ""
     """Its private key in PEM; empty: it is in the same file."""
     key_password: str = ""
-    ca: str = ""
+    ca: PathText = ""
     """Certificates in PEM that those of clients must go back to."""
     verify: Literal["none", "optional", "required"] = "optional"
     """Certificates of clients: not asked for, verified if one is sent, or required. Without `ca` none is asked for."""
@@ -107,7 +111,7 @@ class PreSharedKeysConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 
     doors: tuple[str, ...] = ()
     """Names of doors that speak TLS, as in `listen`."""
-    file: str = ""
+    file: PathText = ""
     """The keys: `IDENTITY:KEY` a line, the key in hexadecimal. The identity is the user name of who sends none."""
     hint: str = ""
     """Which key to take, for clients with TLS 1.2 that have several."""
@@ -116,12 +120,12 @@ class PreSharedKeysConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 class PeerTls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """TLS between the brokers of a cluster: all of them have it, or none has."""
 
-    cert: str = ""
+    cert: PathText = ""
     """This broker's certificate in PEM, for clients and servers alike, with those between it and `ca` behind it."""
-    key: str = ""
+    key: PathText = ""
     """Its private key in PEM; empty: it is in the same file."""
     key_password: str = ""
-    ca: str = ""
+    ca: PathText = ""
     """What the certificates of all brokers must go back to, and those of nobody else: whoever has one is a broker."""
     verify_hostname: bool = True
     """Whether a certificate has to be made out for the host that was dialled (`cluster.advertise` there)."""
@@ -199,7 +203,7 @@ class HttpConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Time of an operation from when its request is complete; one that takes longer is ended, or goes on unseen."""
     records_bytes_max: FrameBytes = 4 << 20
     """Keys, values and headers of records in one answer, in bytes; then fewer records come."""
-    native_ca: str = ""
+    native_ca: PathText = ""
     """Certificates in PEM that those of other brokers' doors `natives` go back to; with it these are what operations
     on what another broker leads go through, else their doors `native`."""
     series_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
@@ -246,19 +250,19 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Publishers wait so long for a leader, or for enough replicas in sync, before they are refused."""
     etcd_user: str = ""
     etcd_password: str = ""
-    etcd_ca: str = ""
+    etcd_ca: PathText = ""
     """Certificates in PEM that those of etcd must go back to; with it etcd is spoken to by TLS."""
-    etcd_cert: str = ""
+    etcd_cert: PathText = ""
     """This broker's certificate for etcd, in PEM; it secures the connection, the user is `etcd_user`. Where etcd has
     users it refuses one that has a common name.
     """
-    etcd_key: str = ""
+    etcd_key: PathText = ""
 
 
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """All settings of a broker."""
 
-    data_dir: str = ""
+    data_dir: PathText = ""
     """Where everything durable lies; empty: `$XDG_DATA_HOME/millrace`, or `~/.local/share/millrace`."""
     listen: Listen = msgspec.field(default_factory=Listen)
     tls: Tls = msgspec.field(default_factory=Tls)
@@ -417,6 +421,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: too many arrays or tables within each other") from None
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -432,7 +438,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         try:
             value = msgspec.json.decode(text) if get_origin(kind) in (dict, tuple) else text
             value = msgspec.convert(value, kind, strict=False)
-        except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
             raise ConfigError(f"environment: {variable}: {_setting_first(str(error))}") from None
         *sections, key = name.split(".")
         section = settings

@@ -82,6 +82,11 @@ LIMITS_MAX = "MILLRACE_LIMITS_CONNECTIONS_MAX"
         ("[users]\nada = 1", {}, {}, "FILE: users: expected str, got int in one of its entries"),
         ('[log]\nlevel = "loud"', {}, {}, f"FILE: log.level: invalid enum value 'loud', {LEVELS}"),
         ("[limits", {}, {}, "FILE: is not TOML: Expected ']' at the end of a table declaration (at end of document)"),
+        (f"x = {5000 * '['}", {}, {}, "FILE: too many arrays or tables within each other"),
+        ("[cluster]\nname = 'c'\netcd_ca = \"a\\u0000b\"", {}, {},
+         r"FILE: cluster.etcd_ca: expected str matching regex '^[^\\0]*$'"),
+        ("", {"MILLRACE_USERS": 100_000 * "["}, {},
+         "environment: MILLRACE_USERS: maximum recursion depth exceeded while deserializing an object"),
         ("", {LIMITS_MAX: "many"}, {}, f"environment: {LIMITS_MAX}: Expected int, got str"),
         ("", {"MILLRACE_USERS": "\udcff"}, {},
          r"environment: MILLRACE_USERS: 'utf-8' codec can't encode character '\udcff' in position 0: "
