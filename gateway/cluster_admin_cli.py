@@ -76,7 +76,7 @@ def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait:
         message = f"min_insync_replicas is {len(replicas)}: while one of them is away nothing can be written there"
         click.echo(f"millrace: {message}", err=True)
     if wait:
-        _until(lambda: _still_moving(client, (topic, partition)))
+        _until(lambda: still_moving(client, (topic, partition)))
 
 
 @click.command()
@@ -95,7 +95,7 @@ def rebalance(client: BlockingClient, dry_run: bool, wait: bool, as_json: bool) 
     found = client.administer("cluster.rebalance", dry_run=dry_run)
     show(found["columns"], [[_ids(value) for value in row] for row in found["rows"]], as_json)
     if wait and not dry_run:
-        _until(lambda: _still_moving(client))
+        _until(lambda: still_moving(client))
     if kept := found.get("kept"):
         raise PreconditionFailed(
             f"{len(kept)} partitions stay where they are, as fewer replicas than their min_insync_replicas would be "
@@ -189,7 +189,8 @@ def led_by(client: BlockingClient, broker: int) -> str:
     return f"broker {broker} still {', and '.join(still)}" if still else ""
 
 
-def _still_moving(client: BlockingClient, only: tuple[str, int] | None = None) -> str:
+def still_moving(client: BlockingClient, only: tuple[str, int] | None = None) -> str:
+    """How much, of one partition or of all, and what it waits for."""
     columns, rows = list_all(client, "cluster.moving")
     moved = [row for row in rows if row[columns.index("target")] is not None]
     moved = [row for row in moved if only in (None, (row[0], row[1]))]
@@ -198,6 +199,10 @@ def _still_moving(client: BlockingClient, only: tuple[str, int] | None = None) -
     more = " and what other leaders know" if None in left else ""
     leaderless = [row for row in moved if row[columns.index("leader")] is None]
     stuck = f"; without a leader, and not copied until there is one: {_some(leaderless)}" if leaderless else ""
+    targets = {broker for row in moved for broker in set(row[columns.index("target")]) - set(row[columns.index("isr")])}
+    brokers = client.administer("cluster.brokers")["brokers"] if targets else []
+    if down := sorted(targets.difference(one["id"] for one in brokers if one["alive"])):
+        stuck += f"; not copied until they run: what is to be on the brokers {', '.join(map(str, down))}"
     return f"{len(moved)} partitions are being moved, {known:,} bytes left{more}{stuck}" if moved else ""
 
 

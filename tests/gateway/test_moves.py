@@ -19,7 +19,7 @@ from core_log.replication.replica import Replica
 from core_log.replication.state import LogState
 from gateway.cli import main
 from gateway.cli import serve as serve_command
-from gateway.cluster_admin_cli import led_by
+from gateway.cluster_admin_cli import led_by, still_moving
 from gateway.cluster_status import show_troubles
 from gateway.etcd_process import EtcdProcess
 from protocols.native.clients.client import Client, Link
@@ -342,3 +342,27 @@ def is_settled(broker: Running) -> bool:
     logs = broker.cluster.elections.logs
     states = [known.state for log, known in logs.items() if log.startswith("topic-")]
     return all(one.target is None and len(one.isr) == len(one.replicas) for one in states)
+
+
+def test_what_a_move_waits_for_is_named() -> None:
+    states: list[list[Any]] = [
+        ["t", 0, 1, [1, 2], [1, 2], None, [], 0],
+        ["t", 1, 1, [1, 2], [1, 2], [1, 3], [3], 5],
+        ["t", 2, None, [2], [], [2, 4], [4], None],
+    ]
+    running = {1, 3}
+
+    class Client:
+        def administer(self, operation: str, **_: Any) -> Any:
+            brokers = [{"id": number, "alive": number in running} for number in (1, 2, 3, 4)]
+            columns = ["topic", "partition", "leader", "replicas", "isr", "target", "copying", "bytes_left"]
+            return {"brokers": brokers, "columns": columns, "rows": states}
+
+    ask = partial(still_moving, Client())  # type: ignore[arg-type]
+    assert ask(("t", 0)) == ""
+    assert ask(("t", 1)) == "1 partitions are being moved, 5 bytes left"
+    running.discard(3)
+    down = "; not copied until they run: what is to be on the brokers"
+    assert ask(("t", 1)) == f"1 partitions are being moved, 5 bytes left{down} 3"
+    nobody = "without a leader, and not copied until there is one: t-2"
+    assert ask() == f"2 partitions are being moved, 5 bytes left and what other leaders know; {nobody}{down} 2, 3, 4"
