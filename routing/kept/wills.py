@@ -6,8 +6,9 @@
 2. It is published exactly once, whatever kills the broker. That it is published is decided by one batch of the store:
    the will goes from under its name, what is to be retained is there, and a note says what to publish, and how far the
    logs of the home partitions had come. When that is durable it is published, and when that is safe the note goes. A
-   start publishes what is noted, but not to queues in whose log it finds it behind that place; where a crash has left
-   less of a log it notes that first. (Topics may have it twice then, and so may queues that other brokers lead.)
+   start publishes what is noted, but not to queues in whose log it finds it behind that place, which is kept until
+   then; where a crash has left less of a log it notes that first. (Topics may have it twice then, and so may queues
+   that other brokers lead.)
 3. At a start nobody is there: a will that was kept, or waits, is published after its delay, or after
    `will_grace_ms` if that is longer, unless its owner comes back until then.
 4. What the disk refuses is tried again. `finish` waits a little for what is under way; the rest is done at the next
@@ -128,8 +129,8 @@ class Wills:
         self._of_before: set[bytes] = set()
         """Those among them whose owners were there when the broker stopped."""
         self._publishers: dict[str, _Publisher] = {}
-        self._open = 0
-        """Decided, and not yet done with."""
+        self._open: dict[int, dict[int, int]] = {}
+        """Decided, and not yet done with, by number: where a start would look for them from (`Decision.ends`)."""
         self._idle = trio.Event()
         self._next = 1
         self._recovered: list[Decision] = []
@@ -251,7 +252,8 @@ class Wills:
                 logger.warning("the will for %s is not retained: %s", will.routing_key, error)
         self._retained.put(retained, [(decision.key, decision.note), (key, None), *also])
         self._next += 1
-        self._open += 1
+        self._open[decision.number] = decision.ends
+        self._look_behind()
         self._when_durable(decision, self._store.log.log_end_offset)
 
     def _require_rights(self, vhost: str, name: str, will: Will) -> None:
@@ -295,7 +297,9 @@ class Wills:
             for decision in decisions:
                 self._later(partial(self._publish, decision))
             return
-        self._open -= len(decisions)
+        for decision in decisions:
+            self._open.pop(decision.number, None)
+        self._look_behind()
         if not self._open:
             self._idle.set()
         try:
@@ -303,11 +307,19 @@ class Wills:
         except LogUnavailable as error:
             logger.warning("wills that were published may be published again by the next start: %s", error)
 
+    def _look_behind(self) -> None:
+        """Homes keep what a start would look at: for the oldest one, and so for all."""
+        oldest = next(iter(self._open.values()), {})
+        for home in self._broker.topology.led:
+            home.looked_behind.pop(DECIDED, None)
+            if home.index in oldest:
+                home.looked_behind[DECIDED] = oldest[home.index]
+
     # --- starting and stopping ---------------------------------------------------------
 
     async def _recover(self) -> None:
         decisions, self._recovered = self._recovered, []
-        self._open += len(decisions)
+        self._open |= {decision.number: decision.ends for decision in decisions}
         led = {home.index: home for home in self._broker.topology.led}
         for decision in decisions:
             slab = decision.will.slab(decision.will.tag)
@@ -319,7 +331,9 @@ class Wills:
                 continue
             noted = decision._replace(ends=ends)
             self._put(noted.key, noted.note)
+            self._open[decision.number] = ends
             self._when_durable(noted, self._store.log.log_end_offset, avoided)
+        self._look_behind()
         self._broker.end_turn()
 
     async def finish(self) -> None:
@@ -403,10 +417,11 @@ class _Publisher:
 
 
 def _is_there(home: Home, offset: int, slab: Slab) -> bool:
-    """Whether a message was put into a home partition at or behind an offset."""
+    """Whether a message was put into a home partition at or behind an offset: if that is not kept any more, it was."""
     log = home.log
     key, tag = encode_key(slab.routing_key), slab.properties.log_tag
-    offset = max(offset, log.log_start_offset)
+    if log.log_start_offset > offset:
+        return True
     while batches := log.read_blocking(offset, _READ_BYTES):
         for batch in batches:
             for record in iterate_records(batch):

@@ -97,7 +97,9 @@ class QueuePartition:
         """Up to this offset the saved checkpoint speaks."""
         self.checkpoint_wanted = False
         self.looked_behind: dict[bytes, int] = {}
-        """By redo record: where a start begins to look for what that says, which must not seem to be gone again."""
+        """By redo record, and of wills: where a start begins to look for what these say, which must not seem to be gone
+        again.
+        """
         self.deduplication_ids_max = config.deduplication_ids_max
         self.grouped_messages_max = config.grouped_messages_max
         self.journal = Journal(self.next_offset)

@@ -10,6 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from routing.kept.wills import Will
+from routing.queues.homes.reclaim import give_back
 from tests.routing.harness import PERSISTENT, Engine, engine, killed, passing
 
 TAG = PERSISTENT.log_tag
@@ -220,3 +221,55 @@ async def test_it_is_published_once_where_a_kill_took_what_came_before_it(clock:
     async with engine(again, stripes=1) as at:
         await at.broker.wills.finish()
         assert [body for body, _ in await at.drain("q")] == ["gone"]
+
+
+async def test_what_a_start_looks_at_is_kept_until_it_is_safe() -> None:
+    files, let_go = FaultyFiles(MemoryFiles()), threading.Event()
+
+    def hold_queues(operation: str, path: str) -> None:
+        if operation == "write" and path.startswith("queues/"):
+            let_go.wait(20)
+
+    async with engine(files, stripes=1) as at:
+        await watched(at)
+        await at.synced()
+        (home,) = at.broker.topology.led
+        for name in ("a", "b"):
+            await at.broker.wills.keep("/", name, will(name.encode()))
+        before = home.next_offset
+        files.hook = hold_queues
+        for name in ("a", "b"):
+            at.broker.wills.send("/", name, 0)
+        await at.until(lambda: at.count("q") == 2)
+        await at.drain("q")
+        assert home.first_live_offset == before
+        let_go.set()
+        await at.broker.wills.finish()
+        assert home.first_live_offset == home.next_offset
+
+
+async def test_one_that_was_taken_does_not_come_again_though_its_note_does() -> None:
+    """The removal of the note is in no hurry: a power loss may take it, when the log of the queue has begun anew."""
+    files = MemoryFiles()
+    async with engine(files, stripes=1) as at:
+        await watched(at)
+        await at.client().publish_safely("q", b"x" * 100_000)
+        await at.drain("q")
+        await at.broker.wills.keep("/", "a", will())
+        at.broker.wills.send("/", "a", 0)
+        await at.broker.wills.finish()
+        assert [body for body, _ in await at.drain("q")] == ["gone"]
+        (home,) = at.broker.topology.led
+        end = home.next_offset
+        while home.log.log_start_offset < end:
+            give_back(home)
+            await at.synced()
+        await at.client().publish_safely("q", "later")
+        await at.synced()
+        files.sync_directory("queues/0")
+        found = files.crash()
+    async with engine(found, stripes=1) as at:
+        assert at.broker.wills._recovered
+        await wait_all_tasks_blocked()
+        await at.broker.wills.finish()
+        assert [body for body, _ in await at.drain("q")] == ["later"]
