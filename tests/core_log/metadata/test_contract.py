@@ -328,11 +328,11 @@ def test_a_change_whose_answer_is_lost_is_made_once(on_etcd: Run) -> None:
 
 
 def test_an_etcd_that_is_out_of_reach_refuses_and_is_followed_again(on_etcd: Run, monkeypatch: Any) -> None:
-    monkeypatch.setattr(etcd_store, "_TIMEOUT_S", 0.25)
-
     async def contract(place: World) -> None:
         one, line = await place.store()
         line.cut()
+        patient_s = etcd_store._TIMEOUT_S
+        monkeypatch.setattr(etcd_store, "_TIMEOUT_S", 0.25)
         for act in (
             one.change([], [(b"k", b"")]),
             one.change([], [(b"k", b"")], lease=True),
@@ -344,6 +344,7 @@ def test_an_etcd_that_is_out_of_reach_refuses_and_is_followed_again(on_etcd: Run
         with pytest.raises(MetadataUnavailable):
             await one.caught_up(one.revision + 1_000_000)
         line.join()
+        monkeypatch.setattr(etcd_store, "_TIMEOUT_S", patient_s)
         await one.change([Guard(b"k", 0)], [(b"k", b"")])
         assert isinstance(one.get(b"k"), MetadataEntry)
 
