@@ -310,6 +310,10 @@ class Slab:
         """A message of it is to wait."""
         return self.highest_facts >= DELAYED_FROM
 
+    def size_of(self, start: int, stop: int) -> int:
+        """The sum of the body lengths of the messages [start, stop), in bytes."""
+        return self.size if stop - start == len(self.bodies) else sum(map(len, self.bodies[start:stop]))
+
     def part(self, start: int, stop: int) -> Slab:
         """The messages [start, stop) as a slab of their own."""
         if start == 0 and stop == len(self.bodies):

@@ -352,7 +352,7 @@ class RemoteQueue(Queue):
                 buffer.appendleft((first_id, slab, stop, redelivered))
             count = stop - start
             attachment.handed += count
-            attachment.handed_bytes += slab.size * count // there
+            attachment.handed_bytes += slab.size_of(start, stop)
             if not consumer.no_ack:
                 attachment.unsettled += count
             for first, some in self._places.fresh(place | first_id + start, count):

@@ -110,7 +110,7 @@ class Sink:
             left_ms = lives_left_ms(consumer, first_id, stop - start)
             if left_ms is not None:
                 slab, start, stop = _with_lives(slab.part(start, stop), left_ms), 0, stop - start
-        consumer.went(stop - start, slab.size * (stop - start) // len(slab.bodies))
+        consumer.went(stop - start, slab.size_of(start, stop))
         if consumer.exclusive and not consumer.no_ack:
             offsets = entry_at(consumer.session.unsettled, first_id).offsets_of(first_id, first_id + stop - start)
             ranges = [one for first, count in runs_of(offsets) for one in (first, first + count - 1)]
