@@ -20,7 +20,7 @@ from routing.consumer import Got as Got
 from routing.elsewhere import get_elsewhere, is_served
 from routing.errors import BrokerError
 from routing.message import Slab
-from routing.publishing.confirms import Confirms
+from routing.publishing.confirms import Confirms, watch
 from routing.publishing.deduplication import put
 from routing.publishing.overflowing import publish_pieces, publish_what_fits
 from routing.queues.passed import Passed
@@ -164,6 +164,8 @@ class Session(Settling):
         targets = put(route, slab, broker.clock.now_ms) if once else route.deliver(slab)
         if confirm and targets:
             self.confirms.require(slab, targets, asks=route.asks)
+        elif route.asks:
+            watch(targets, len(slab.bodies))
 
     # --- consuming ---------------------------------------------------------------------
 

@@ -46,6 +46,14 @@ class _Pending:
         return [(self.first + first, self.first + first + count - 1) for first, count in runs_of(found)]
 
 
+def watch(targets: Iterable[tuple[PartitionLog, int]], count: int) -> list[Watch]:
+    """Who knows which of the last `count` messages there leaders elsewhere refuse, as full queues do. Also where nobody
+    waits for these: else all fails that others wait for (`streams.py`, rule 6).
+    """
+    logs: Iterable[tuple[object, int]] = targets
+    return [log.watch(end, count) for log, end in logs if isinstance(log, Stream)]
+
+
 def _given_up(needed: Iterable[tuple[PartitionLog, int]]) -> StorageUnavailable | None:
     """Why something is not safe that was sent in this turn: who sends it gave up in the same."""
     for log, end in needed:
@@ -87,10 +95,7 @@ class Confirms:
         if slab.properties.persistent:
             self._needs_sync = True
         if asks:
-            logs: Sequence[tuple[object, int]] = targets
-            count = len(slab.bodies)
-            watches = [log.watch(end, count) for log, end in logs if isinstance(log, Stream)]
-            self._end_part(self.published - behind, watches)
+            self._end_part(self.published - behind, watch(targets, len(slab.bodies)))
 
     def also(self, count: int, log: Stream, end: int, *, asks: bool) -> None:
         """The last `count` publishes are safe when this has got so far, too; `asks` as in `require`."""

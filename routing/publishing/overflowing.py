@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from routing.errors import LimitExceeded
 from routing.message import Slab
+from routing.publishing.confirms import watch
 from routing.publishing.deduplication import put
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ def deliver_refused(route: Route, slab: Slab, full: Queue) -> list[Target]:
         taken = min(left.room(piece.bodies), count)
         fullest = left.fullest(piece.bodies) if taken < count else None
         if taken:
-            targets += left.deliver(piece.part(0, taken))
+            there = left.deliver(piece.part(0, taken))
+            targets += there
+            if left.asks:
+                watch(there, taken)
         if fullest is not None:
             targets += deliver_refused(left, piece.part(taken, count), fullest)
     return targets
@@ -59,6 +63,8 @@ def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, con
         targets = put(route, fitting, session.broker.clock.now_ms)
         if confirm:
             confirms.require(fitting, targets, asks=route.asks, behind=count - room)
+        elif route.asks:
+            watch(targets, room)
     if fullest is not None:
         targets = targets + deliver_refused(route, slab.part(room, count), fullest)
     if confirm:

@@ -18,8 +18,8 @@ Positions count the messages that this process has sent to the log; they are to 
    What is sent behind such a place follows nothing that was sent: it begins anew.
 5. When a leader has handed over, what it has taken is known from its last word on that, which may come after the news
    that another one leads: so what it has not answered is sent to the next one behind that, or `_LAST_WORD_S` later.
-6. What a leader refuses is told apart only to those who ask beforehand (`watch`), where queues may be full. For all
-   others everything that is under way has failed then.
+6. What a leader refuses is told apart where somebody asks beforehand (`watch`), where queues may be full. Where nobody
+   did, everything that is under way behind it has failed, whoever waits for it.
 """
 
 from __future__ import annotations

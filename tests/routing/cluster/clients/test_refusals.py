@@ -85,3 +85,18 @@ async def test_to_say_that_they_are_known_costs_no_sync() -> None:
             while not served.logs or served.logs["home-0"].refused or served.logs["home-0"].next_position < 40:
                 await trio.sleep(0.001)
         assert not asked
+
+
+async def test_what_is_refused_of_publishes_that_nobody_waits_for_is_no_failure_of_others() -> None:
+    async with town_of(1, 2, leader=1, stripes=1) as town:
+        for queue, arguments in (("q", FULL_SOON), ("free", {})):
+            await town.nodes[1].broker.declare_queue(queue, durable=True, arguments=arguments)
+        one, other = Publisher(town.nodes[2]), Publisher(town.nodes[2])
+        with trio.fail_after(10):
+            for count in range(1, 21):
+                other.publish(confirm=False)
+                one.session.publish(Slab("", "free", PERSISTENT, [b"x"]), confirm=True)
+                one.session.broker.end_turn()
+                while not one.told or one.told[-1][2] < count:
+                    await trio.sleep(0.001)
+        assert {what for what, _, _ in one.told} == {"confirm"}
