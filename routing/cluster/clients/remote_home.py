@@ -37,6 +37,7 @@ class RemoteHome:
     durable = True
     suspended = False
     for_others = False
+    """What is put here now queues take that are full: they were asked before, or take dead letters all the same."""
     retired = False
     instead = None
     numbers: PublishNumbers | None = None
@@ -50,8 +51,6 @@ class RemoteHome:
         self.stream: Stream = forwarding.stream(self.name)
         self.again = False
         """What is put here now may have come there before, by other means than the stream."""
-        self.decided = False
-        """What is put here now queues take that are full: they were asked before."""
 
     @property
     def leader(self) -> str:
@@ -81,7 +80,7 @@ class RemoteHome:
     def enqueue(self, slab: Slab, destinations: DestinationSet) -> int:
         """See `Home`."""
         ids, once_in_ms = destinations.definition.queue_ids, destinations.once_in_ms
-        if self.decided and any(queue.settings.guards_publishing for queue in destinations.queues):
+        if self.for_others and any(queue.settings.guards_publishing for queue in destinations.queues):
             ids = (*ids, NO_QUEUE)
         count = len(slab.bodies)
         if count <= _SLAB_MESSAGES_MAX:

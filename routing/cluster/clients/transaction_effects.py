@@ -164,15 +164,15 @@ class Effects:
 
 @contextmanager
 def _told(homes: Iterable[Home], *, again: bool) -> Iterator[None]:
-    """What is put meanwhile into homes that others lead is decided, and may be there `again`."""
+    """What is put meanwhile into homes that others lead may be there `again`."""
     elsewhere = [home for home in homes if isinstance(home, RemoteHome)]
     for home in elsewhere:
-        home.again, home.decided = again, True
+        home.again = again
     try:
         yield
     finally:
         for home in elsewhere:
-            home.again = home.decided = False
+            home.again = False
 
 
 def _mark(queues: Iterable[Queue]) -> None:
