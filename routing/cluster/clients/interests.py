@@ -276,7 +276,7 @@ class Interests:
 
     def _send(self, broker: int, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
         link = self._links.get(broker)
-        if link is not None and link.room_bytes >= slab.size:
+        if link is not None and link.room_bytes > 0:
             link.forward(vhost, copies, queue, slab)
         else:
             if not self.dropped_messages:

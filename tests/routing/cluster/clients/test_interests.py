@@ -340,3 +340,15 @@ async def test_that_another_broker_had_a_queue_of_the_same_name_is_forgotten_wit
         interests.on_noted(link, 1, [name])
         await make()
         assert interests.also_at(*name) is None
+
+
+async def test_a_message_larger_than_all_that_may_wait_is_sent_where_nothing_does() -> None:
+    async with two() as both:
+        client = both.engines[2].client()
+        broker, owner = both.engines[2].broker, client.session.owner
+        queue = (await broker.declare_queue("", exclusive=True, owner=owner)).name
+        both.turn()
+        both.links[1].room_bytes = 10
+        both.engines[1].client().publish(queue, "more than ten bytes", properties=TRANSIENT)
+        assert [slab.bodies for slab in both.links[1].forwarded] == [[b"more than ten bytes"]]
+        assert both.interests[1].dropped_messages == 0
