@@ -201,9 +201,13 @@ def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, gr
         groups = ()  # what is fetched is compared with the files, and is little
 
     def fetched(offset: int, size: int) -> list[memoryview]:
+        waited = False
         while True:
             try:
                 found = client.fetch(one.topic, one.partition, offset, size, containing=groups).batches
+                if not found and not waited:  # who leads now may hear only later how far it was committed
+                    waited = client.list_offsets(one.topic, one.partition, "latest") is not None
+                    continue
             except (UnknownTopic, UnknownPartition):
                 if options.fail_on_data_loss:
                     raise _gone(one) from None

@@ -89,6 +89,13 @@ class PartitionLeadership:
             return NotLeader(f"broker {leader} may not act as the leader of {self._what} now (epoch {epoch})")
         return NotLeader(f"broker {leader} leads {self._what} (epoch {epoch})")
 
+    def unknown_end(self) -> StorageUnavailable | None:
+        """See `Leadership`."""
+        role = self._cluster.role_of(self._name)
+        if role is None or role.watermark_is_known:
+            return None
+        return NotLeader(f"broker {role.me} leads {self._what} and has not heard yet how far it was committed")
+
     def shortage(self) -> StorageUnavailable | None:
         """See `Leadership`."""
         role = self._cluster.role_of(self._name)

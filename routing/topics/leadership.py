@@ -38,6 +38,9 @@ class Leadership(Protocol):
     def refusal(self) -> StorageUnavailable | None:
         """Why this broker may not act as its leader now; None: it may."""
 
+    def unknown_end(self) -> StorageUnavailable | None:
+        """Why this broker, which leads it, cannot say yet up to where it has been read already; None: it can."""
+
     def shortage(self) -> StorageUnavailable | None:
         """Why what would be appended now could not be committed; None: it can, for all that is known."""
 

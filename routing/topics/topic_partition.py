@@ -270,14 +270,16 @@ class TopicPartition:
     async def latest(self) -> int:
         """The offset behind all that was appended before the question, though nobody may have asked for its sync yet.
 
-        Raises StorageUnavailable if it is not known who has it.
+        Raises StorageUnavailable if it is not known who has it, or as long as its leader may know of less than others
+        have read.
         """
         log = self.log
         with suppress(LogUnavailable), trio.move_on_after(_LATEST_TIMEOUT_S):
             await log.wait_committed(log.log_end_offset)
-        refused = self.leadership.refusal() if self.leadership is not None else None
-        if refused is not None:
-            raise refused
+        if self.leadership is not None:
+            refused = self.leadership.refusal() or self.leadership.unknown_end()
+            if refused is not None:
+                raise refused
         return log.high_watermark
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:

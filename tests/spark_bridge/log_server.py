@@ -56,6 +56,8 @@ class LogServer:
         """What was committed, by group."""
         self.broken_fetches: set[int] = set()
         """Numbers, from 1, of the fetches whose connection is closed instead of answering."""
+        self.early_fetches: set[int] = set()
+        """And of those that have come to a new leader, which has not heard yet that anything was committed."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._connections: list[socket.socket] = []
@@ -112,6 +114,8 @@ class LogServer:
             case wire.Fetch(entries=[entry]):
                 assert not request.containing or self.version >= CONTAINING_SINCE
                 fetched = self._fetch(self._log(entry.topic, entry.partition), entry, request.containing)
+                if self.fetches in self.early_fetches:
+                    fetched.records = memoryview(b"")
                 self.fetched_bytes += len(fetched.records)
                 return wire.FetchReply(number, [fetched])
         raise AssertionError(f"unexpected request {request}")

@@ -245,6 +245,12 @@ def test_a_log_that_lost_its_end(three: LogServer) -> None:
     assert lenient() == [5, 6, 7, 8, 9]
 
 
+def test_a_new_leader_that_knows_not_yet_what_was_committed_is_asked_again(three: LogServer) -> None:
+    strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
+    three.early_fetches = {1, 3}
+    assert strict() == lenient() == [5, 6, 7, 8, 9, 20, 21, 22]
+
+
 def test_records_after_planning_are_not_read_and_a_second_run_is_equal(three: LogServer) -> None:
     one = planned_then(three)
     first = one()

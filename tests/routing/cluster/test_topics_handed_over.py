@@ -9,6 +9,7 @@ from core_log.producer_states import ProducerStates
 from core_log.record_batch import validate
 from routing.clients import Client
 from routing.errors import NotLeader, StorageUnavailable
+from routing.topics import topic_partition
 from routing.topics.topic_partition import TopicPartition
 from tests.core_log.helpers import make_batch, read_all
 from tests.protocols.kafka.door import idempotent
@@ -40,6 +41,30 @@ async def led_stream(brokers: Mesh) -> tuple[Member, TopicPartition]:
     await leader.broker.declare_queue("t", durable=True, arguments={"x-queue-type": "stream"})
     await until(lambda: all("t" in one.broker.topology.vhosts["/"].streams for one in brokers.members.values()))
     return leader, partition
+
+
+async def test_a_leader_says_no_end_that_may_be_before_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not told of the last that was committed, and too few are in sync to commit it again."""
+    monkeypatch.setattr(topic_partition, "_LATEST_TIMEOUT_S", 0.05)
+    async with mesh() as brokers:
+        first, partition = await led(brokers, **{"min.insync.replicas": "2"})
+        second, third = (member for member in brokers.members.values() if member is not first)
+        await brokers.kill(third.me)
+        await until(lambda: len(partition.leadership.standing.isr) == 2)  # type: ignore[union-attr]
+        for other, mine, theirs in second.links:
+            (mine if other is first else theirs).is_cut = True  # its reports are lost, not what it is sent
+        partition.log.append(make_batch([b"x"]))
+        first.turn()
+        (left,) = second.broker.topics["t"].partitions
+        await until(lambda: left.log.log_end_offset == 1)
+        assert (left.log.high_watermark, left.leadership.standing.leader) == (0, first.me)  # type: ignore[union-attr]
+        files = await brokers.kill(first.me)
+        await until(lambda: left.leadership.refusal() is None)  # type: ignore[union-attr]
+        with pytest.raises(NotLeader, match="has not heard yet how far it was committed"):
+            await left.latest()
+        await brokers.add(first.me, files)
+        await until(lambda: left.log.high_watermark == 1)
+        assert await left.latest() == 1
 
 
 @pytest.mark.parametrize("config", [{}, {"millrace.deduplication.window.ms": "60000"}], ids=["plain", "ids"])
