@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -72,31 +72,39 @@ class Columns(NamedTuple):
         )
 
 
-def decode_batches(
+class Opened(NamedTuple):
+    """A batch whose records can be decoded: they are not compressed any more."""
+
+    header: BatchHeader
+    records: BytesLike
+
+
+def opened(
     batches: Iterable[BytesLike],
-    *,
-    with_headers: bool,
-    with_keys: bool = True,
-    with_values: bool = True,
     containing: Groups = (),
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
-) -> Columns:
-    """The records of whole batches in their order, control batches left out, and those that cannot have what is to be
-    contained (`core_log/containing.py`). Raises CorruptBatch.
+) -> Iterator[Opened]:
+    """Whole batches in their order, control batches left out, and those that cannot have what is to be contained
+    (`core_log/containing.py`). Raises CorruptBatch.
     """
-    headers: list[BatchHeader] = []
-    pieces: list[BytesLike] = []
     for batch in batches:
         header = validate(batch, may_be_empty=True)
         if header.is_control or not header.record_count:
             continue
-        piece: BytesLike = memoryview(batch)[HEADER_BYTES:]
+        records: BytesLike = memoryview(batch)[HEADER_BYTES:]
         if header.compression:
-            piece = decompress(header.compression, bytes(piece), decompressed_bytes_max)
-        if containing and not may_have(bytes(piece), containing):
+            records = decompress(header.compression, bytes(records), decompressed_bytes_max)
+        if containing and not may_have(bytes(records), containing):
             continue
-        headers.append(header)
-        pieces.append(piece)
+        yield Opened(header, records)
+
+
+def decode(
+    batches: Iterable[Opened], *, with_headers: bool, with_keys: bool = True, with_values: bool = True
+) -> Columns:
+    """The records of batches in their order. Raises CorruptBatch."""
+    found = list(batches)
+    headers, pieces = [one.header for one in found], [one.records for one in found]
     data = b"".join([*pieces, bytes(_VIEW_INLINE_BYTES)])
     try:
         starts = _starts(data, headers, pieces)

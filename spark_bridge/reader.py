@@ -5,8 +5,8 @@
    stream are read where they are planned (`read_small`).
 2. Whole record batches are fetched and decoded many at once, column by column (`columns.py`); rows before and after the
    range are cut off. Offsets may have gaps. Control batches are no rows.
-3. `ROWS_AT_ONCE` rows or `BYTES_AT_ONCE` bytes as fetched are decoded together, whichever comes first, and given out as
-   Arrow batches of `ROWS_PER_BATCH`: that is what a task needs memory for.
+3. `ROWS_AT_ONCE` rows or `BYTES_AT_ONCE` bytes, decompressed, are decoded together, whichever comes first, and given
+   out as Arrow batches of `ROWS_PER_BATCH`: that is what a task needs memory for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from core_log.record_batch import parse_header
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.clients.client_tls import tls_context
 from protocols.native.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
-from spark_bridge.columns import decode_batches
+from spark_bridge.columns import Opened, decode, opened
 from spark_bridge.filters import EVERYTHING, Wanted, looked_for, matching, narrowed, wanted_by
 from spark_bridge.message_columns import having
 from spark_bridge.offsets import DataLoss, OffsetRange, divide, existing_topics, resolve
@@ -99,7 +99,7 @@ def read_small(
     """The rows of ranges; None when they have more bytes, fetched or decoded, than that. Raises as `read_ranges`."""
     settle()
     found: list[pa.RecordBatch] = []
-    size = 0
+    size = decoded = 0
     for one in _still_there(client, options, ranges):
         batches, reading = [], _Reading(one)
         for batch in _fetched(client, reading, options, EVERYTHING):
@@ -107,9 +107,11 @@ def read_small(
             if size > bytes_max:
                 return None
             batches.append(batch)
-        found += _rows(iter(batches), reading, options, EVERYTHING)
-        if sum(rows.nbytes for rows in found) > bytes_max:
-            return None
+        for rows in _rows(iter(batches), reading, options, EVERYTHING):
+            found.append(rows)
+            decoded += rows.nbytes
+            if decoded > bytes_max:
+                return None
     return found
 
 
@@ -163,8 +165,8 @@ def _rows(
         "with_headers": bool(options.headers_where) or not names.isdisjoint(MADE_OF_HEADERS),
     }
     groups = looked_for(wanted, options.headers_where)
-    for batches in _grouped(found):
-        columns = decode_batches(batches, **parts, containing=groups)
+    for batches in _grouped(opened(found, groups)):
+        columns = decode(batches, **parts)
         if columns.headers is not None and options.headers_where:
             columns = columns.chosen(having(columns.headers, options.headers_where))
         first, last = np.searchsorted(columns.offsets, [reading.start_offset, one.end_offset]).tolist()
@@ -259,14 +261,14 @@ def _lost(one: OffsetRange, offset: int) -> DataLoss:
     )
 
 
-def _grouped(batches: Iterator[memoryview]) -> Iterator[list[memoryview]]:
+def _grouped(batches: Iterator[Opened]) -> Iterator[list[Opened]]:
     """As many batches together as are decoded at once; see the module's rule 3."""
-    group: list[memoryview] = []
+    group: list[Opened] = []
     count = size = 0
     for batch in batches:
         group.append(batch)
-        count += parse_header(batch).record_count
-        size += len(batch)
+        count += batch.header.record_count
+        size += len(batch.records)
         if count >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
             yield group
             group, count, size = [], 0, 0

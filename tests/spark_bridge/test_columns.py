@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core_log.record_batch import BatchBuilder, Compression, CorruptBatch, decode_columns
 from spark_bridge import columns
-from spark_bridge.columns import Columns, decode_batches
+from spark_bridge.columns import Columns, decode, opened
 
 pieces = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=120, max_size=140))
 records = st.tuples(
@@ -87,11 +87,11 @@ both_ways = pytest.mark.usefixtures("way")
 @given(st.lists(st.lists(records, min_size=1, max_size=12), min_size=1, max_size=4), st.sampled_from(Compression))
 def test_columns_are_what_the_other_decoder_says(batches: list[list[Any]], compression: Compression) -> None:
     made = following(batches, compression=compression)
-    assert as_lists(decode_batches(made, with_headers=True)) == expected(made)
+    assert as_lists(decode(opened(made), with_headers=True)) == expected(made)
 
 
 def test_nothing_is_nothing() -> None:
-    columns = decode_batches([], with_headers=True)
+    columns = decode([], with_headers=True)
     assert as_lists(columns) == ([], [], [], [], [])
 
 
@@ -101,24 +101,23 @@ def test_every_size_of_a_length(size: int) -> None:
     large, small = (1, 0, bytes(size), b"v" * size, [("n" * min(size, 9000), bytes(size))]), (1, 0, b"k", b"v", [])
     for records in ([[large]], [[small], [large], [small] * 3], [[small, large, large], [small]]):
         made = following(records)
-        assert as_lists(decode_batches(made, with_headers=True)) == expected(made)
+        assert as_lists(decode(opened(made), with_headers=True)) == expected(made)
 
 
 def test_without_headers_there_is_no_column_of_them() -> None:
-    columns = decode_batches([built([(1, 5, b"k", b"v", [("a", b"b")])])], with_headers=False)
+    columns = decode(opened([built([(1, 5, b"k", b"v", [("a", b"b")])])]), with_headers=False)
     assert columns.headers is None
     assert columns.values.to_pylist() == [b"v"]
 
 
 def test_control_batches_and_empty_ones_are_left_out() -> None:
     control = built([(1, 0, b"k", b"v", [])], control=True)
-    assert as_lists(decode_batches([control, built([(1, 3, None, None, [])])], with_headers=True))[0] == [8]
+    assert as_lists(decode(opened([control, built([(1, 3, None, None, [])])]), with_headers=True))[0] == [8]
 
 
 def test_a_part() -> None:
-    columns = decode_batches(
-        [built([(1, n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in range(9)])], with_headers=True
-    )
+    made = [built([(1, n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in range(9)])]
+    columns = decode(opened(made), with_headers=True)
     whole = as_lists(columns)
     assert as_lists(columns.part(2, 5)) == tuple(column[2:5] for column in whole)
 
@@ -135,7 +134,7 @@ def test_whatever_the_bytes_are_only_corrupt_batch_comes_of_it() -> None:
         batch = sealed(bytes(changed))
         made = [batch] if number % 2 else [batch, more, batch]
         try:
-            found = as_lists(decode_batches(made, with_headers=True))
+            found = as_lists(decode(opened(made), with_headers=True))
         except CorruptBatch:
             continue
         assert found == expected(made), "both decoders take it, so both say the same"
@@ -148,4 +147,4 @@ def test_a_batch_that_ends_early() -> None:
         cut = bytearray(whole[:end])
         cut[8:12] = (end - 12).to_bytes(4, "big")
         with pytest.raises(CorruptBatch):
-            decode_batches([sealed(bytes(cut))], with_headers=True)
+            decode(opened([sealed(bytes(cut))]), with_headers=True)

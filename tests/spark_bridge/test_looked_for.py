@@ -15,7 +15,7 @@ from core_log.compression import DECOMPRESSED_BYTES_MAX, Compression
 from core_log.record_batch import BatchBuilder
 from core_log.varint import varint
 from protocols.native.wire_base import CONTAINING_MAX, CONTAINING_SINCE
-from spark_bridge.columns import decode_batches
+from spark_bridge.columns import decode, opened
 from spark_bridge.filters import looked_for, wanted_by
 from spark_bridge.looked_for import strings_for
 from spark_bridge.options import OptionError, parse_options
@@ -145,9 +145,9 @@ def test_batches_without_it_are_not_decoded() -> None:
     """Also when they are compressed, or come from a broker or a file that leaves nothing out."""
     batches = [keyed(0, [b"a", b"b"], Compression.ZSTD), keyed(2, [b"c", b"d"])]
     groups = looked_for(wanted_by([ds.EqualTo(("key",), b"c")]), ())
-    assert decode_batches(batches, with_headers=False, containing=groups).offsets.tolist() == [2, 3]
+    assert decode(opened(batches, groups), with_headers=False).offsets.tolist() == [2, 3]
     groups = looked_for(wanted_by([]), [("region", "ra")])
-    assert decode_batches(batches, with_headers=False, containing=groups).offsets.tolist() == [0, 1]
+    assert decode(opened(batches, groups), with_headers=False).offsets.tolist() == [0, 1]
 
 
 def overlong(value: int, size: int) -> bytes:

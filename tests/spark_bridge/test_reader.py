@@ -245,6 +245,23 @@ def test_a_log_that_lost_its_end(three: LogServer) -> None:
     assert lenient() == [5, 6, 7, 8, 9]
 
 
+def test_records_that_were_compressed_well_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "BYTES_AT_ONCE", 4 << 20)
+    made = [batch(number, [bytes(1 << 20)], compression=Compression.ZSTD) for number in range(10)]
+    with log_server({"t": [Partition(made)]}) as server:
+        assert [rows.num_rows for rows in read(server)] == [4, 4, 2]
+        decoded = []
+        decode = reader_module.decode
+        monkeypatch.setattr(
+            reader_module, "decode", lambda found, **parts: decoded.append(found) or decode(found, **parts)
+        )
+        planned = source(server).reader(source(server).schema())
+        (task,) = planned.partitions()
+        with reader_module.connect(planned.options) as client:
+            assert reader_module.read_small(client, planned.options, task.value, 2 << 20) is None
+        assert len(decoded) == 1
+
+
 def test_a_new_leader_that_knows_not_yet_what_was_committed_is_asked_again(three: LogServer) -> None:
     strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
     three.early_fetches = {1, 3}
