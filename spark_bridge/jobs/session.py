@@ -17,7 +17,8 @@ _SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
 }
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-_SENTENCE = re.compile(r"^[\w.]*\b(?:OptionError|DataLoss|JobError|\w+Error|UnknownTopic|ConnectionLost): (.+)$", re.M)
+_OURS = r"(?:protocols\.native|core_log)\.errors\.\w+"
+_SENTENCE = re.compile(rf"^(?:{_OURS}|[\w.]*\b(?:DataLoss|\w+Error)): (.+)$", re.M)
 _OF_JAVA = re.compile(r"^: [\w.$]+: (.+)$", re.M)
 
 
