@@ -368,7 +368,7 @@ class TransactionCoordinator:
             stores = self._led.values() if self._alone is None else (self._alone,)
             await trio.sleep(_LOOK_S if any(store.open for store in stores) else _LOOK_IDLE_S)
             now_ms = self._now_ms()
-            for store in list(self._here()):
+            for store in [store for store in self._here() if store.takes_more]:
                 for one in list(store.open.values()):
                     if one.state is not None and one.state.is_over(now_ms) and not one.lock.locked():
                         self._broker.spawn(self._alone_do, store, one, self._give_up_late)

@@ -82,6 +82,11 @@ class IdStore:
         else:
             self.open.pop(one.name, None)
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether an id's state could be put now, as far as is known."""
+        return self._may_append() and self._store.log.error is None
+
     async def put(self, one: TransactionalId, state: IdState | None) -> None:
         """Where an id stands from now on, durable when it returns. Raises TransactionCoordinatorUnavailable: it stands
         where it stood.

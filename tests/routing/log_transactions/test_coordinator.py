@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core_log.batch_header import parse_header
 from core_log.committed import committed
 from core_log.errors import CoordinatorFenced
-from core_log.memory_files import MemoryFiles
+from core_log.files import Files
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.record_batch import iterate_records
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
@@ -98,7 +100,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(files: MemoryFiles | None = None, **settings: Any) -> AsyncIterator[World]:
+async def world(files: Files | None = None, **settings: Any) -> AsyncIterator[World]:
     async with open_broker(files or MemoryFiles(), BrokerConfig(stripes=1, **settings)) as broker:
         if "t" not in broker.topics:
             await broker.create_topic("t", partitions=2, config={})
@@ -194,6 +196,26 @@ async def test_time_is_enforced_and_unused_ids_go(clock: MockClock) -> None:
         await one.passing(clock, 80)
         assert list(one.coordinator.known()) == []
         assert await one.begin() != producer
+
+
+async def test_what_cannot_be_given_up_now_is_said_once(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with world(files) as one:
+        await one.add(await one.begin(), 0)
+        files.failing["write"] = errno.EIO
+        for _ in range(40):
+            await passing(clock, TIMEOUT_MS / 1000)
+            await wait_all_tasks_blocked(0.01)  # the disk's threads
+        assert one.coordinator.describe("id").stage is Stage.ONGOING
+        said = [record.getMessage() for record in caplog.records if "the transaction of 'id'" in record.getMessage()]
+        assert len(said) == 2, said  # it is given up, which cannot be done now
+        files.failing.clear()
+        for _ in range(2000):
+            if one.coordinator.describe("id").stage is Stage.COMPLETE_ABORT:
+                break
+            await passing(clock, 0.1)
+            await wait_all_tasks_blocked(0.01)
+        assert one.coordinator.describe("id").stage is Stage.COMPLETE_ABORT
 
 
 async def test_a_transaction_that_a_clock_ahead_of_this_one_dated_ends_in_time(
