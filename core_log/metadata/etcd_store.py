@@ -218,9 +218,7 @@ class EtcdStore:
                 unsure = unsure or error.sent
             except EtcdError as error:
                 if not error.may_have_happened:
-                    refused = _refusal(error)
-                    self.refusal = str(error) if type(refused) is MetadataUnavailable else self.refusal
-                    raise refused from error
+                    raise self._refused(error) from error
                 problem, unsure = error, True
             is_over = trio.current_time() >= until
             if is_over or (unsure and not repeatable):
@@ -238,6 +236,11 @@ class EtcdStore:
         if unsure and read_anew != self._read_anew:
             raise MetadataUnavailable("an answer of etcd was lost; the change may have been made")
         raise Conflict("etcd has it otherwise than it was here")
+
+    def _refused(self, error: EtcdError) -> Exception:
+        refused = _refusal(error)
+        self.refusal = str(error) if type(refused) is MetadataUnavailable else self.refusal
+        return refused
 
     def _has(self, key: bytes, found: MetadataEntry | None, revision: int) -> bool:
         """Whether the mirror knows what was found under a key at a revision."""
@@ -258,6 +261,8 @@ class EtcdStore:
                 answer = await self._client.read(wire.LEASE_GRANT, wire.lease_grant(self._lease_ttl_s), _TIMEOUT_S)
                 granted = wire.parse_lease(answer)
             except (Unreachable, EtcdError) as error:
+                if isinstance(error, EtcdError) and not error.may_have_happened:
+                    raise self._refused(error) from error
                 raise MetadataUnavailable(f"etcd does not answer: {error}") from error
             self.lease_id = granted.id
             self.lease_deadline = sent + 0.9 * granted.ttl_s

@@ -100,7 +100,7 @@ class LeasedStore(MetadataStore, Protocol):
     lease_lost: list[Callable[[], None]]
     """Called when the lease is gone, and with it all that was put under it."""
     refusal: str
-    """Why the last change was refused, whatever it was; empty when the last one was taken."""
+    """Why the last change, or lease, was refused, whatever it was; empty when the last one was taken."""
 
     @property
     def lease_id(self) -> int:

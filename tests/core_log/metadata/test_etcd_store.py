@@ -100,6 +100,25 @@ async def test_why_etcd_takes_no_changes_is_known_until_it_takes_one(
                     assert not store.refusal
 
 
+async def test_an_etcd_that_grants_no_lease_refuses_it_and_is_not_called_silent(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = EtcdModel(1)
+    store = store_of(model)
+
+    def full(body: object) -> dict[str, object]:
+        raise wire.EtcdError(8, "etcdserver: mvcc: database space exceeded")
+
+    async with running(model, store):
+        with monkeypatch.context() as patch:
+            patch.setitem(store._client.transport._answers, wire.LEASE_GRANT, full)  # type: ignore[attr-defined]
+            with pytest.raises(MetadataUnavailable, match=r"etcd refuses: .*space exceeded"):
+                await store.change([], [(b"k", b"1")], lease=True)
+        assert "database space exceeded" in store.refusal
+        await store.change([], [(b"k", b"1")], lease=True)
+        assert not store.refusal
+
+
 async def test_without_a_quorum_changes_are_refused_and_nothing_is_lost(autojump_clock: MockClock) -> None:
     model = EtcdModel(3)
     one = store_of(model)
