@@ -1,6 +1,8 @@
 """OffsetFetch: where a group goes on.
 
-Who wants stable offsets is told to ask again while a transaction that is not ended has another one for the group.
+Who wants stable offsets is told to ask again while a transaction that is not ended has another one for the group. Who
+asks where nobody looks after the group is told that it is being loaded: the other answer is not one of this request's,
+clients give up by it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
     if asked.topics is not None:
         places = [(topic.name, index) for topic in asked.topics for index in topic.partition_indexes]
     try:
+        if require_stable:
+            unstable = door.broker.groups.unstable(asked.group_id, places)
         if call.version < _MEMBERS_SINCE:
             found = await door.broker.groups.fetch(asked.group_id, places)
         else:
@@ -48,10 +52,10 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
         if places is not None:
             told = {place: at for place, at in found.items() if door.allows("read", place[0])}
             found |= await door.broker.poison.look(asked.group_id, told)
-        if require_stable:
-            unstable = door.broker.groups.unstable(asked.group_id, places)
     except ENGINE_ERRORS as error:
         code = group_code_of(error)
+        if code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         if call.version >= _CODE_OF_ALL_SINCE:
             return Entity(group_id=asked.group_id, topics=[], error_code=code)
     if places is None:

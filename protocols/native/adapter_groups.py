@@ -285,8 +285,9 @@ def _named(door: GroupDoor, places: Iterable[tuple[bytes, int]]) -> Iterator[tup
 async def _fetch_group_offsets(door: GroupDoor, request: wire_groups.FetchGroupOffsets) -> wire.Reply:
     door.may_read(request.partitions)
     groups = door.broker.groups
+    unstable = groups.unstable(request.group, request.partitions)
     found = await groups.fetch(request.group, request.partitions)
-    if groups.unstable(request.group, request.partitions):
+    if unstable:
         raise Refused(ErrorCode.TRANSACTION_ENDING, "a transaction may change how far the group has come")
     return wire_groups.FetchGroupOffsetsReply(request.correlation_id, entries_of(found))
 

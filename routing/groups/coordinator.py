@@ -362,15 +362,28 @@ class Coordinator:
         member_id: str | None = None,
         epoch: int = -1,
     ) -> dict[Partition, Committed]:
-        """How far a group has come; who says which member it is has to be that one.
+        """How far a group has come; who says which member it is has to be that one. While nobody is known to look after
+        it, as its log is handed over, whoever does next is waited for and asked (`unstable` goes by what was known
+        before): a client that has just been given partitions may ask once.
 
         Raises GroupError, StorageUnavailable.
         """
-        self._require_here(group)
+        nobody: CoordinatorUnavailable | None = None
+        try:
+            self._require_here(group)
+        except CoordinatorLoading:
+            raise
+        except CoordinatorUnavailable as error:
+            nobody = error
         found = self.groups.get(group)
         if isinstance(found, MixedGroup) and (member_id is not None or epoch >= 0):
             found.check_commit(member_id or "", None, epoch)
-        return await self._offsets.fetch(group, partitions)
+        try:
+            return await self._offsets.fetch(group, partitions)
+        except StorageUnavailable:
+            if nobody is not None:
+                raise nobody from None
+            raise
 
     # ---- what operators ask
 

@@ -24,6 +24,7 @@ from protocols.kafka.messages_groups import (
     SYNC_GROUP,
 )
 from routing.access.grants import EVERYTHING, Permission
+from routing.groups.errors import CoordinatorUnavailable
 from routing.groups.group import Group
 from routing.topics.offset_store import Committed
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
@@ -179,6 +180,23 @@ async def test_only_members_of_this_generation_commit() -> None:
         assert too_long == ErrorCode.OFFSET_METADATA_TOO_LARGE
         assert await code(generation=1, member_id=me, note=None) == 0
         assert (await committed(peer))[("t", 0)] == (0, 1, "")
+
+
+async def test_who_asks_where_a_group_is_looked_after_by_nobody_is_to_ask_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with kafka_broker(**QUICK) as broker:
+        peer = Peer(broker)
+
+        async def fetch(*_: Any, **__: Any) -> None:
+            raise CoordinatorUnavailable("nobody looks after group 'g' now")
+
+        monkeypatch.setattr(broker.groups, "fetch", fetch)
+        for version in (5, 8, 9):
+            asked: Any = {"group_id": "g", "topics": None}
+            reply = await peer.ask(OFFSET_FETCH, version, **asked, groups=[Entity(**asked)])
+            found = reply.groups[0] if version >= 8 else reply
+            assert found.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 async def test_the_leader_epoch_of_an_offset_is_kept_with_it() -> None:

@@ -15,6 +15,7 @@ from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.metadata.log_names import offsets_log
 from routing.errors import StorageUnavailable
 from routing.groups.errors import CoordinatorUnavailable, GroupError, UnknownGroup
+from routing.topics.offset_store import Committed
 from tests.routing.cluster.test_homes import home_of
 from tests.routing.harness import body_of
 from tests.support.home_cluster import Member, Mesh, mesh, until
@@ -155,6 +156,34 @@ async def test_groups_are_looked_after_once_a_lease_that_was_late_is_renewed() -
 
         is_late = False
         await until(lambda: isinstance(refusal(leader), UnknownGroup), 5)
+
+
+async def test_how_far_a_group_has_come_is_told_once_its_log_is_handed_over() -> None:
+    async with mesh() as brokers, trio.open_nursery() as nursery:
+        offsets = brokers.members[1].broker.offsets
+        assert isinstance(offsets, ReplicatedOffsets)
+        log = offsets_log(offsets.log_of("g"))
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        leader = brokers.members[brokers.members[1].part.leader_of(log)[0]]
+        await until(lambda: isinstance(refusal(leader), UnknownGroup), 5)
+        await leader.broker.offsets.commit("g", {("t", 0): Committed(7)})
+        role = leader.part.role_of(log)
+        assert role is not None
+        role.handing_over = True
+        found: list[int] = []
+
+        async def fetch() -> None:
+            found.append((await leader.broker.groups.fetch("g", [("t", 0)]))["t", 0].offset)
+
+        nursery.start_soon(fetch)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not found
+        role.handing_over = False
+        await until(lambda: found == [7], 3)
+
+        role.handing_over = True
+        with pytest.raises(CoordinatorUnavailable):
+            await leader.broker.groups.fetch("g", [("t", 0)])
 
 
 def refusal(member: Member) -> GroupError | None:
