@@ -362,18 +362,18 @@ class Coordinator:
         member_id: str | None = None,
         epoch: int = -1,
     ) -> dict[Partition, Committed]:
-        """How far a group has come; who says which member it is has to be that one. While nobody is known to look after
-        it, as its log is handed over, whoever does next is waited for and asked (`unstable` goes by what was known
-        before): a client that has just been given partitions may ask once.
+        """How far a group has come; who says which member it is has to be that one. While this broker hands its log
+        over, whoever leads it next is waited for and asked: a client that has just been given partitions may ask once.
+        What is `unstable` then is known here, as members of before commit nothing any more.
 
         Raises GroupError, StorageUnavailable.
         """
         nobody: CoordinatorUnavailable | None = None
         try:
             self._require_here(group)
-        except CoordinatorLoading:
-            raise
         except CoordinatorUnavailable as error:
+            if self._offsets.store_of(group) is None:
+                raise
             nobody = error
         found = self.groups.get(group)
         if isinstance(found, MixedGroup) and (member_id is not None or epoch >= 0):
