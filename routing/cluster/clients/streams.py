@@ -140,6 +140,8 @@ class Stream:
         """Refusals of positions below are known."""
         self._heard_before: int | None = None
         """Whether the leader still tells of refusals: the position before which it was told that they are known."""
+        self._written_there = 0
+        """How far the leader itself has said that it is, over this link."""
 
     @property
     def log_end_offset(self) -> int:
@@ -202,12 +204,12 @@ class Stream:
             self._sent_at_all = self.next_position
             self._asked_of = link, self._leader_epoch
         heard_before = self._heard_before
-        repeats = heard_before is not None and heard_before < self.written_offset
+        repeats = heard_before is not None and heard_before < self._written_there
         if self._link is link and (repeats or self._asked_before < self.sync_before):
             self._asked_before = self.sync_before
             if repeats:
-                self._heard_before = self.written_offset
-            link.wait(self.name, self._leader_epoch, self.sync_before, self.written_offset)
+                self._heard_before = self._written_there
+            link.wait(self.name, self._leader_epoch, self.sync_before, self._written_there)
 
     def _unsent(self) -> Sequence[Kept]:
         found: list[Kept] = []
@@ -285,9 +287,11 @@ class Stream:
             return
         if leader_epoch != self._leader_epoch:
             self._had_before, self._retry_s = self._sent_at_all, _RETRY_S
+            if self.kept:  # another leader decides again which of these it refuses
+                self._refused_before = min(self._refused_before, self.kept[0].position)
         self._link, self._leader_epoch, self._begins = link, leader_epoch, True
         self._sent_before = self.kept[0].position if self.kept else self.next_position
-        self._asked_before, self._heard_before = 0, None
+        self._asked_before, self._heard_before, self._written_there = 0, None, 0
         if link is None:
             self._away_since_s = self._away_since_s or now_s
         else:
@@ -366,6 +370,7 @@ class Stream:
         """How far the leader is."""
         if leader_epoch != self._leader_epoch:
             return
+        self._written_there = written
         if self._link is not None:
             self._retry_s = _RETRY_S
             self._refused_by = self._away_since_s = self.error = None
@@ -380,14 +385,15 @@ class Stream:
     def _advance(self, written: int, committed: int) -> None:
         self.written_offset = max(self.written_offset, min(written, self.next_position))
         self.committed_offset = max(self.committed_offset, min(committed, self.next_position))
-        while self._watches and self._watches[0].end <= self.written_offset:
-            self._watches.popleft()
         kept = self.kept
         while kept:
             end = kept[0].end
             if end > (self.committed_offset if kept[0].position < self.sync_before else self.written_offset):
                 break
             self.kept_bytes -= kept.popleft().size_bytes
+        answered = kept[0].position if kept else self.next_position
+        while self._watches and self._watches[0].end <= min(answered, self.written_offset):
+            self._watches.popleft()
         self._tell()
         self._forwarding.room_changed()
 

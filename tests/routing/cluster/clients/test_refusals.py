@@ -100,3 +100,23 @@ async def test_what_is_refused_of_publishes_that_nobody_waits_for_is_no_failure_
                 while not one.told or one.told[-1][2] < count:
                     await trio.sleep(0.001)
         assert {what for what, _, _ in one.told} == {"confirm"}
+
+
+async def test_what_the_next_leader_refuses_is_told_though_the_one_before_has_refused_what_lies_behind() -> None:
+    async with town_of(1, 2, 3, leader=1, stripes=1) as town:
+        await town.nodes[1].broker.declare_queue("q", durable=True, arguments=FULL_SOON)
+        log = town.nodes[1].broker.topology.queues["q"].partition.log
+        assert isinstance(log, PartitionLog)
+        log.request_sync = lambda: None  # type: ignore[method-assign]
+        publisher = Publisher(town.nodes[3])
+        stream = town.nodes[3].engine.forwarding.streams["home-0"]
+        with trio.fail_after(10):
+            publisher.publish(confirm=True)
+            while stream.written_offset < 2:
+                await trio.sleep(0.001)
+            assert (stream.committed_offset, publisher.told) == (0, [])
+            town.lead(0, 2)
+            Publisher(town.nodes[2]).session.publish(Slab("", "q", PERSISTENT, [b"sooner"]))
+            while not publisher.told:
+                await trio.sleep(0.001)
+        assert publisher.told == [("refuse", 1, 2)]
