@@ -419,7 +419,8 @@ class Producer(Service):
             error = reply if isinstance(reply, MillraceError) else ProtocolError(f"unexpected reply {reply!r}")
             results = [(error, -1)] * len(chosen)
         for (queue, batch), (problem, base_offset) in zip(chosen, results):
-            self._settle(queue, batch, base_offset, problem)
+            if not batch.finished:  # else it was given up with all others
+                self._settle(queue, batch, base_offset, problem)
         self._wake.set()
 
     def _settle(self, queue: Waiting, batch: Batch, base_offset: int, error: MillraceError | None) -> None:
