@@ -50,17 +50,16 @@ def stored(running: Running, topic: str, partition: int = 0) -> list[bytes | Non
 
 
 async def test_an_answer_to_what_was_given_up_is_no_matter() -> None:
-    async with native_broker() as running:
-        async with Producer(running.server) as producer:
-            await (await producer.send("t", b"before"))
-            given_up = await producer.send("t", b"on its way", partition=0)
-            while not any(queue.in_flight for queue in producer._active):
-                await trio.lowlevel.checkpoint()
-            producer._fail_all(MillraceError("one of the brokers lets nobody in"))
-            with pytest.raises(MillraceError, match="lets nobody in"):
-                await given_up
-            await producer.flush()
-            assert (await (await producer.send("t", b"after", partition=0))).offset >= 0
+    async with native_broker() as running, Producer(running.server) as producer:
+        await (await producer.send("t", b"before"))
+        given_up = await producer.send("t", b"on its way", partition=0)
+        while not any(queue.in_flight for queue in producer._active):
+            await trio.lowlevel.checkpoint()
+        producer._fail_all(MillraceError("one of the brokers lets nobody in"))
+        with pytest.raises(MillraceError, match="lets nobody in"):
+            await given_up
+        await producer.flush()
+        assert (await (await producer.send("t", b"after", partition=0))).offset >= 0
 
 
 async def test_records_arrive_in_order_with_all_they_carry() -> None:
