@@ -76,14 +76,16 @@ async def test_a_watch_that_is_behind_is_left_for_another_member(autojump_clock:
         assert seen.of(b"k") == [(b"k", b"%d" % number) for number in range(5)]
 
 
+def full(body: object) -> dict[str, object]:
+    """What an etcd answers that has no room."""
+    raise wire.EtcdError(8, "etcdserver: mvcc: database space exceeded")
+
+
 async def test_why_etcd_takes_no_changes_is_known_until_it_takes_one(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = EtcdModel(1)
     store = store_of(model)
-
-    def full(body: object) -> dict[str, object]:
-        raise wire.EtcdError(8, "etcdserver: mvcc: database space exceeded")
 
     async with running(model, store):
         await store.change([], [(b"k", b"0")])
@@ -105,9 +107,6 @@ async def test_an_etcd_that_grants_no_lease_refuses_it_and_is_not_called_silent(
 ) -> None:
     model = EtcdModel(1)
     store = store_of(model)
-
-    def full(body: object) -> dict[str, object]:
-        raise wire.EtcdError(8, "etcdserver: mvcc: database space exceeded")
 
     async with running(model, store):
         with monkeypatch.context() as patch:
