@@ -21,6 +21,8 @@ from tests.gateway.test_member import Running, three, until
 from tests.protocols.kafka.door import Peer, batch_of
 from tests.routing.republishing.test_poison_records import assignment
 
+PAUSE_S = 0.02
+LATER = (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 FETCHES, DELAYS, EXPIRY = "millrace.dead.letter.fetches", "millrace.retry.delays.ms", "millrace.expiry.enable"
 
 
@@ -37,30 +39,38 @@ class Workers:
             "group_id": self.group, "session_timeout_ms": 10_000, "rebalance_timeout_ms": 20_000, "member_id": "",
             "protocol_type": "consumer", "protocols": [Entity(name="range", metadata=b"")],
         }  # fmt: skip
-        joined = await self.peer.ask(JOIN_GROUP, 3, **joining)
+        joined = await self.ask(JOIN_GROUP, **joining)
         assert joined.error_code == 0
         me = {"group_id": self.group, "member_id": joined.member_id}
         parts = assignment(*((topic, (0,)) for topic in topics))
         share = Entity(member_id=joined.member_id, assignment=parts)
-        await self.peer.ask(SYNC_GROUP, 3, **me, generation_id=joined.generation_id, assignments=[share])
+        await self.ask(SYNC_GROUP, **me, generation_id=joined.generation_id, assignments=[share])
         wanted = [Entity(name=topic, partition_indexes=[0]) for topic in topics]
-        told = await self.peer.ask(OFFSET_FETCH, 5, group_id=self.group, topics=wanted)
+        told = await self.ask(OFFSET_FETCH, 5, group_id=self.group, topics=wanted)
         assert told.error_code == 0
-        left = await self.peer.ask(LEAVE_GROUP, 2, **me)
+        left = await self.ask(LEAVE_GROUP, 2, **me)
         assert left.error_code == 0
         return {one.name: one.partitions[0].committed_offset for one in told.topics}
+
+    async def ask(self, api: Any, version: int = 3, **fields: Any) -> Any:
+        """Once the group is looked after there."""
+        reply = await self.peer.ask(api, version, **fields)
+        while reply.error_code in LATER:
+            await trio.sleep(PAUSE_S)
+            reply = await self.peer.ask(api, version, **fields)
+        return reply
 
     async def commit(self, topic: str, offset: int) -> None:
         """As somebody without members does."""
         place = Entity(partition_index=0, committed_offset=offset, committed_metadata="")
         topics = [Entity(name=topic, partitions=[place])]
-        said: int = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        with trio.fail_after(20):
-            while said in (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE):
-                reply = await self.peer.ask(
-                    OFFSET_COMMIT, 5, group_id=self.group, member_id="", generation_id_or_member_epoch=-1, topics=topics
-                )
-                said = reply.topics[0].partitions[0].error_code
+        said: int = LATER[0]
+        while said in LATER:
+            await trio.sleep(PAUSE_S)
+            reply = await self.peer.ask(
+                OFFSET_COMMIT, 5, group_id=self.group, member_id="", generation_id_or_member_epoch=-1, topics=topics
+            )
+            said = reply.topics[0].partitions[0].error_code
         assert said == 0
 
 
@@ -86,6 +96,7 @@ async def append(peer: Peer, topic: str, *values: bytes) -> None:
     """Once it is led there."""
     answer: Any = None
     while answer is None or answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+        await trio.sleep(PAUSE_S)
         answer = await peer.produce(topic, batch_of(list(values)))
     assert answer.error_code == 0
 
@@ -115,11 +126,11 @@ async def test_a_coordinator_without_the_topic_puts_records_off_and_away(etcd: E
         for topic in names:  # each by itself: a follower may hear of it later than who asks the leader
             with trio.fail_after(20):
                 while await workers.begin(topic) != {topic: 3}:
-                    pass
+                    await trio.sleep(PAUSE_S)
                 while [one.value for one in await records(brokers, topic)] != [b"a", b"b", b"c", b"c"]:
                     await trio.sleep(0.01)
                 while await workers.begin(topic) != {topic: 4}:
-                    pass
+                    await trio.sleep(PAUSE_S)
             (letter,) = await records(brokers, f"{topic}.dlq")
             said = dict(letter.headers)
             assert (letter.value, said["x-dead-letter-offset"], said["x-dead-letter-topic"]) == (
