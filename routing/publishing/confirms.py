@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.queues.homes.home import Home
     from routing.session import Session
+    from routing.topology.route import Route
 
 _Requirements = dict["PartitionLog", int]
 """Logs, and the offset each has to reach."""
@@ -52,6 +53,13 @@ def watch(targets: Iterable[tuple[PartitionLog, int]], count: int) -> list[Watch
     """
     logs: Iterable[tuple[object, int]] = targets
     return [log.watch(end, count) for log, end in logs if isinstance(log, Stream)]
+
+
+def deliver_regardless(route: Route, slab: Slab) -> None:
+    """As `Route.deliver`, for messages of which nobody wants to know what becomes of them."""
+    targets = route.deliver(slab)
+    if route.asks:
+        watch(targets, len(slab.bodies))
 
 
 def _given_up(needed: Iterable[tuple[PartitionLog, int]]) -> StorageUnavailable | None:

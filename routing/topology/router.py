@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
+from routing.publishing.confirms import deliver_regardless
 from routing.queues.queue import Queue
 from routing.topics.topic import Topic
 from routing.topology.history import RecentHistoryMatcher
@@ -297,4 +298,4 @@ class Router:
                 parts = [(route, slab)]
             for route, part in parts:
                 if route.error() is None:
-                    route.deliver(part)
+                    deliver_regardless(route, part)

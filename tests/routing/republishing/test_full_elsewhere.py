@@ -1,13 +1,16 @@
-"""Dead letters for queues that another broker leads and that are full."""
+"""What the broker itself publishes to queues that another one leads and that are full."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import trio
 
 from routing.message import Slab
 from routing.session import Session
+from routing.tracing import EXCHANGE, trace
 from routing.unsettled import Outcome
 from tests.routing.harness import PERSISTENT
 from tests.support.engine_node import EngineNode, Town, town_of
@@ -75,3 +78,37 @@ async def test_they_are_taken_there_as_well_and_nobody_else_is_refused_anything(
                 await trio.sleep(0.001)
         assert other.told == ["confirm"]
         assert there.broker.topology.queues[letters].message_count == 3
+
+
+async def _remember(town: Town, name: str) -> None:
+    """Have an exchange that remembers three messages give them to a queue."""
+    broker, client = town.nodes[1].broker, Client(town.nodes[1])
+    await broker.declare_exchange("recent", "x-recent-history", durable=True, arguments={"x-recent-history-length": 3})
+    client.session.publish(Slab("recent", "", PERSISTENT, [b"1", b"2", b"3"]))
+    broker.end_turn()
+    await broker.bind("queue", name, "recent", "", {})
+
+
+async def _trace(town: Town, name: str) -> None:
+    """Have a queue get copies of three publishes."""
+    broker, client = town.nodes[1].broker, Client(town.nodes[1])
+    await broker.bind("queue", name, EXCHANGE, "#", {})
+    trace(broker, "/", on=True)
+    client.publish("nowhere", b"1", b"2", b"3")
+    trace(broker, "/", on=False)
+
+
+@pytest.mark.parametrize("send", [_remember, _trace])
+async def test_what_is_refused_of_it_does_not_cost_others_theirs(send: Callable[[Town, str], Awaitable[None]]) -> None:
+    async with town_of(1, 2, stripes=2, leader=1) as town:
+        town.lead(1, 2)
+        full = await _queue(town, 1, FULL_SOON)
+        free = await _queue(town, 1, {})
+        other = Client(town.nodes[1])
+        await send(town, full)
+        other.publish(free, b"x")
+        with trio.fail_after(10):
+            while not other.told:
+                await trio.sleep(0.001)
+        assert other.told == ["confirm"]
+        assert town.nodes[2].broker.topology.queues[full].message_count == 1
