@@ -217,7 +217,7 @@ class DelayedRecords:
             await self._followed.wait()
             followers = [one for one in self._releasers.values() if isinstance(one, GroupReleaser) and not one.gone]
             for one in followers:
-                await one.follow()
+                one.follow()
             if not followers:
                 self._followed = trio.Event()
             await trio.sleep(FOLLOW_S)

@@ -124,6 +124,7 @@ class GroupReleaser(Releaser):
         self._index = index
         self._ahead: deque[int] = deque()
         """The offsets of what was appended and the group has not got past."""
+        self._asks = False
 
     @property
     def _partition(self) -> TopicPartition | None:
@@ -146,24 +147,33 @@ class GroupReleaser(Releaser):
         self._ahead.append(end - 1)
         return log, end
 
-    async def follow(self) -> None:
+    def follow(self) -> None:
         """Make room for what the group has got past; leave when another broker leads."""
         partition = self._partition
         if partition is None:
             self._session.close()
             self.gone = True
             return
-        config, place = partition.log.config, (self._topic, self._index)
-        if config.priority_group and 2 * len(self._ahead) < config.priority_ahead:
-            return
-        reached: float = float("inf")
-        if config.priority_group:
-            try:
-                reached = (await self._broker.offsets.fetch(config.priority_group, [place])).get(place, (0, ""))[0]
-            except StorageUnavailable:
-                return  # it is asked again
+        config = partition.log.config
+        if not config.priority_group:
+            self._got_to(float("inf"))
+        elif 2 * len(self._ahead) >= config.priority_ahead and not self._asks:
+            self._asks = True
+            self._broker.spawn(self._ask, config.priority_group)
+
+    async def _ask(self, group: str) -> None:
+        """Where the group is may be known by a broker that does not answer: the others' groups do not wait for that."""
+        place = (self._topic, self._index)
+        try:
+            self._got_to((await self._broker.offsets.fetch(group, [place])).get(place, (0, ""))[0])
+        except StorageUnavailable:
+            pass  # it is asked again
+        finally:
+            self._asks = False
+
+    def _got_to(self, offset: float) -> None:
         before = len(self._ahead)
-        while self._ahead and self._ahead[0] < reached:
+        while self._ahead and self._ahead[0] < offset:
             self._ahead.popleft()
         if len(self._ahead) < before and not self._session.closed:
             self._session.resume()

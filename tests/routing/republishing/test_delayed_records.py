@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from core_log.record_batch import BatchBuilder, iterate_records
 from routing.errors import StorageUnavailable
 from routing.republishing import parked_records
 from routing.republishing.delayed_records import divide
-from routing.topics.offset_store import Committed
+from routing.topics.offset_store import Committed, Partition
 from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import Engine, engine, killed, passing
 
@@ -66,8 +67,8 @@ def test_times_that_are_none_are_refused(text: str) -> None:
         divide(parse_header(data), data, 0)
 
 
-async def produce(running: Engine, data: bytes) -> None:
-    partition = running.broker.topics["t"].partitions[0]
+async def produce(running: Engine, data: bytes, topic: str = "t") -> None:
+    partition = running.broker.topics[topic].partitions[0]
     headers = [validate(data)]
     left = await running.broker.delayed.park(partition, headers, [data])
     await partition.append_once(headers, left)
@@ -197,3 +198,24 @@ async def test_a_group_makes_room_for_what_waits(clock: MockClock) -> None:
             assert values(running) == expected
         await broker.delete_topic("t")
         assert not [name for name in broker.topology.queues if name.startswith("millrace.waiting.")]
+
+
+async def test_a_group_that_nobody_answers_for_does_not_hold_up_others(
+    clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        fetch = broker.offsets.fetch
+
+        async def answer(group: str, partitions: Sequence[Partition]) -> dict[Partition, Committed]:
+            if group == "silent":
+                await trio.sleep_forever()
+            return await fetch(group, partitions)
+
+        monkeypatch.setattr(broker.offsets, "fetch", answer)
+        for topic, group in (("s", "silent"), ("t", "g")):
+            await broker.create_topic(topic, config={"millrace.priority.group": group, "millrace.priority.ahead": "1"})
+            await produce(running, batch(None, None, producer=7, sequence=0), topic)
+        await become(running, clock, [b"v0"])
+        await broker.offsets.commit("g", {("t", 0): Committed(1)})
+        await become(running, clock, [b"v0", b"v1"])
