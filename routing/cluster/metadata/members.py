@@ -313,13 +313,16 @@ class Members:
                 await self._try_to_raise_age()
                 continue
             self._lost = trio.Event()
+            said = ""
             while not self.epoch:
                 try:
                     await self._say_age()
                     await self._advance(running=True)
                     logger.warning("registered anew as broker %d, epoch %d", self.broker_id, self.epoch)
                 except (MetadataUnavailable, OSError) as error:  # a disk in trouble may recover
-                    logger.warning("broker %d is not registered: %s", self.broker_id, error)
+                    if str(error) != said:  # once, however long it lasts
+                        said = str(error)
+                        logger.warning("broker %d is not registered: %s", self.broker_id, error)
                     await trio.sleep(_RETRY_S)
 
     async def update(self, **changes: Any) -> None:
