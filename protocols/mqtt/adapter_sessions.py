@@ -65,7 +65,7 @@ class Sessions:
         """With so many it is looked which sessions are over."""
         self.takeovers = Takeovers()
         self.opening = OneByOne()
-        """Who opens the session of a client identifier."""
+        """Who opens the session of a client identifier, or changes its subscriptions."""
         self.giving: dict[tuple[str, str], object] = {}
         """Who gives out what is retained, by queue and pattern. It goes on when its connection is over, but not when
         the client has subscribed again meanwhile, which brings it all of it, or does not want it any more."""
@@ -102,6 +102,8 @@ class Sessions:
             there.taken_over("another broker")
             with suppress(BrokerError):
                 await there.until_left()
+        async with self.opening.alone(client_id):
+            pass  # what a connection here has under way would come over what is said elsewhere from now on
         position = self._left.pop(client_id, None)
         if position and broker is not None and broker.elsewhere is not None:
             await broker.elsewhere.reached(position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -153,17 +154,9 @@ class Subscribing:
         """Make filters effective; SUBACK has the packet id and, besides theirs, the codes of `answer`."""
         granted = self._subscriptions.granted
         known = {one.topic_filter for one in requests if exclusive.pattern(one.topic_filter) in granted}
-        claimed = {one.topic_filter for one in requests if exclusive.has(self._adapter, one.topic_filter, self._queue)}
         asked: dict[str, SubscriptionOptions] = {}
-        shared: dict[str, SubscriptionOptions] = {}
-        codes = [await self._grant(request, subscription_id, asked, shared) for request in requests]
-        not_shared = await self.shares.join_all(shared) if not self._adapter.closed else {}
-        codes = [not_shared.get(one.topic_filter, code) for one, code in zip(requests, codes, strict=True)]
-        refused = await self._bind(asked) if not self._adapter.closed else {}
-        if refused:
-            asked_of = [exclusive.pattern(one.topic_filter) for one in requests]
-            codes = [refused.get(pattern, code) for pattern, code in zip(asked_of, codes, strict=True)]
-            await self._give_up({one.topic_filter for one in requests} - claimed, refused)
+        async with self._alone():
+            codes = await self._make_effective(requests, subscription_id, asked)
         if not self._adapter.closed:
             self._changed()
             system = system_of(self._adapter)
@@ -176,6 +169,31 @@ class Subscribing:
             given = [(one, granted[one]) for one in patterns if one in granted]
             await self._adapter.retaining.give_out(self._queue, given)
             system.give_retained(self._adapter, patterns)
+
+    def _alone(self) -> AbstractAsyncContextManager[None]:
+        """What lasts is changed within this. Who comes after this connection waits for it (`open_session`): what is
+        still under way would be done after what the client says then, and its answer is not true any more.
+        """
+        adapter = self._adapter
+        if self._lasting is None:
+            return nullcontext()
+        return sessions_of(adapter.broker).opening.alone(adapter.connect.client_id)
+
+    async def _make_effective(
+        self, requests: list[SubscriptionRequest], subscription_id: int, asked: dict[str, SubscriptionOptions]
+    ) -> list[int]:
+        """The reason codes of filters; those that are bound are put into `asked`."""
+        claimed = {one.topic_filter for one in requests if exclusive.has(self._adapter, one.topic_filter, self._queue)}
+        shared: dict[str, SubscriptionOptions] = {}
+        codes = [await self._grant(request, subscription_id, asked, shared) for request in requests]
+        not_shared = await self.shares.join_all(shared) if not self._adapter.closed else {}
+        codes = [not_shared.get(one.topic_filter, code) for one, code in zip(requests, codes, strict=True)]
+        refused = await self._bind(asked) if not self._adapter.closed else {}
+        if refused:
+            asked_of = [exclusive.pattern(one.topic_filter) for one in requests]
+            codes = [refused.get(pattern, code) for pattern, code in zip(asked_of, codes, strict=True)]
+            await self._give_up({one.topic_filter for one in requests} - claimed, refused)
+        return codes
 
     def _answer(self, packet: bytes) -> None:
         """Send SUBACK or UNSUBACK, if the client takes packets as large (MQTT-3.1.2-24). It would wait for ever for one
@@ -318,8 +336,17 @@ class Subscribing:
 
     async def unsubscribe(self, event: Unsubscribe) -> None:
         """Unbind; filters that are not there are answered all the same (MQTT-3.10.4-5)."""
-        reasons = [ReasonCode.NO_SUBSCRIPTION_EXISTED] * len(event.filters)
-        filters = [self._rewriting.filter(topic_filter) for topic_filter in event.filters]
+        async with self._alone():
+            reasons = await self._remove([self._rewriting.filter(topic_filter) for topic_filter in event.filters])
+        if not self._adapter.closed:
+            self._changed()
+            self._answer(self._adapter.wire.unsuback(event.packet_id, reasons))
+
+    async def _remove(self, filters: list[str]) -> list[ReasonCode]:
+        """The reason codes of filters that the client does not want any more."""
+        reasons = [ReasonCode.NO_SUBSCRIPTION_EXISTED] * len(filters)
+        if self._adapter.closed:
+            return reasons
         bound = self._bound({exclusive.pattern(topic_filter) for topic_filter in filters})
         gone: list[Bound] = []
         giving = sessions_of(self._adapter.broker).giving
@@ -338,9 +365,7 @@ class Subscribing:
                 giving.pop((self._queue, pattern), None)
                 gone += [(pattern, arguments) for arguments in bound.pop(pattern)]
         await self._change_bindings([], gone)
-        if not self._adapter.closed:
-            self._changed()
-            self._answer(self._adapter.wire.unsuback(event.packet_id, reasons))
+        return reasons
 
     def _bound(self, patterns: Collection[str]) -> dict[str, list[Mapping[str, Any]]]:
         """The arguments of the client's bindings with these patterns."""

@@ -15,7 +15,7 @@ from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from routing.cluster.clients.remote_queue import RemoteQueue
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import acknowledge, connect, packets, publish
-from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, subscribe_5
+from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, subscribe_5, unsubscribe_5
 from tests.support.engine_node import EngineNode, Town, town_of
 
 PUBREC, PUBREL, PUBCOMP = 0x50, 0x62, 0x70
@@ -363,6 +363,43 @@ async def test_what_a_client_said_of_its_session_when_it_left_is_over_before_it_
                 await trio.sleep(0.002)
         await trio.testing.wait_all_tasks_blocked(0.02)
         assert queue.arguments["x-expires"] == 3_600_000
+
+
+@pytest.mark.parametrize("where", [FORMER, LATER])
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_a_subscription_is_as_the_client_has_said_last_wherever_it_was_when_it_said_so(
+    wanted: bool, where: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had said before it lost its connection is still under way when it connects again."""
+    words = (subscribe_5(1, ("t", 0x21)), unsubscribe_5(2, "t"))
+    async with town() as found, trio.open_nursery() as nursery:
+        former = await begun_5(found.nodes[FORMER])
+        if wanted:
+            await former.send(words[0])
+            await former.hears(0x90)
+        found.nodes[where].cluster.members.brokers = dict.fromkeys((FORMER, LATER))
+        monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [])  # nobody leads what is retained, here
+        catalog = found.nodes[FORMER].broker.topology.catalog
+        change, asked, goes_on = catalog.change, trio.Event(), trio.Event()
+
+        async def slow(*given: Any, **named: Any) -> None:
+            asked.set()
+            await goes_on.wait()
+            await change(*given, **named)
+
+        monkeypatch.setattr(catalog, "change", slow)
+        nursery.start_soon(former.send, words[wanted])
+        with trio.fail_after(5):
+            await asked.wait()
+        later = Device(found.nodes[where], "device")
+        connecting = connect_5("device", block(session_expiry=3600), flags=0)
+        nursery.start_soon(later.send, connecting + words[not wanted])
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        goes_on.set()
+        await later.hears(0x90 if wanted else 0xB0)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        bindings = found.nodes[LEADER].broker.topology.vhost("/").bindings_to.get(("queue", "mqtt.device"), ())
+        assert [one.pattern for one in bindings] == ["t"] * wanted
 
 
 async def test_a_session_that_expires_while_its_client_connects_elsewhere_is_not_present(
