@@ -58,13 +58,13 @@ def _matches(encoded: str, password: bytes) -> bool:
 
 
 class _Check:
-    """A comparison under way, and its result."""
+    """A comparison under way, and its result; None if whoever made it was cancelled."""
 
     __slots__ = ("done", "right")
 
     def __init__(self) -> None:
         self.done = trio.Event()
-        self.right = False
+        self.right: bool | None = None
 
 
 class Passwords:
@@ -89,10 +89,10 @@ class Passwords:
         digest = self._digest(encoded or _DUMMY, password)
         if digest in self._right:
             return True
-        check = self._checks.get(digest)
-        if check is not None:
-            await check.done.wait()
-            return check.right
+        while (there := self._checks.get(digest)) is not None:
+            await there.done.wait()
+            if there.right is not None:
+                return there.right
         check = self._checks[digest] = _Check()
         try:
             right = await self.work_out(_matches, encoded or _DUMMY, password)

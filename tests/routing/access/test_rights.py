@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 import trio
 from argon2 import PasswordHasher
+from trio.testing import wait_all_tasks_blocked
 
 from core_log.files import Files, MemoryFiles
 from core_log.memory_files import FaultyFiles
@@ -87,6 +88,27 @@ async def test_ten_thousand_who_come_back_at_once_are_one_verification(monkeypat
     assert len(started) == 3, "what is wrong is not remembered"
     assert not await passwords.verify(None, b"wrong")
     assert len(started) == 4, "a user who is not there costs the same"
+
+
+async def test_who_waits_for_an_answer_that_somebody_else_asked_for_gets_it_though_he_gives_up() -> None:
+    """As a request for metrics does whose time is up while all threads are busy."""
+    passwords, welcome = Passwords(), list[bool]()
+    encoded = await passwords.hash(b"pass")
+
+    async def come() -> None:
+        welcome.append(await passwords.verify(encoded, b"pass"))
+
+    async with trio.open_nursery() as nursery, trio.open_nursery() as gives_up:
+        for _ in range(2):
+            nursery.start_soon(passwords.hash, b"busy")
+        await wait_all_tasks_blocked()
+        gives_up.start_soon(come)
+        await wait_all_tasks_blocked()
+        for _ in range(2):
+            nursery.start_soon(come)
+        await wait_all_tasks_blocked()
+        gives_up.cancel_scope.cancel()
+    assert welcome == [True, True]
 
 
 async def test_who_has_no_hash_costs_as_much_as_who_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
