@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -147,7 +147,7 @@ class Users:
         """Raises InvalidArgument, PreconditionFailed (there is one), LimitExceeded, StorageUnavailable."""
         self._check_new(name)
         checked = _checked_tags(tags)
-        await self._put_user(name, await self._hash(password), checked, await self._scram(password), new=True)
+        await self._add(User(name, checked, await self._hash(password), scram=await self._scram(password)))
 
     def _check_new(self, name: str) -> None:
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
@@ -159,19 +159,15 @@ class Users:
 
     async def set_password(self, name: str, password: bytes) -> None:
         """Connections that are there live on. Raises NotFound, InvalidArgument, StorageUnavailable."""
-        user = self._known(name)
-        await self._put_user(name, await self._hash(password), user.tags, await self._scram(password))
+        self._known(name)
+        encoded, made = await self._hash(password), await self._scram(password)
+        await self._change(name, lambda user: user._replace(hash=encoded, password=None, scram=made))
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Raises NotFound, InvalidArgument, StorageUnavailable."""
-        user = self._known(name)
         checked = _checked_tags(tags)
-        encoded, kept = user.hash, user.scram
-        if user.password is not None:
-            password = user.password.encode()
-            encoded, kept = await self._hash(password), await self._scram(password)
-        assert encoded is not None
-        await self._put_user(name, encoded, checked, kept)
+        kept = await self._as_kept(self._known(name))
+        await self._change(name, lambda user: (user if user.hash is not None else kept)._replace(tags=checked))
 
     async def set_scram(self, name: str, changes: Mapping[str, Credential | None]) -> None:
         """A password that is known salted only, by mechanism, or None to take away what there is of one. It is the
@@ -182,19 +178,30 @@ class Users:
         new = {mechanism: one for mechanism, one in changes.items() if one is not None}
         if user is None:
             self._check_new(name)
-        tags = () if user is None else user.tags
         if new:
             best = max(new)
-            await self._put_user(name, scram.as_hash(best, new[best]), tags, dict(changes), new=user is None)
+            encoded = scram.as_hash(best, new[best])
+            if user is None:
+                await self._add(User(name, (), encoded, scram=dict(changes)))
+            else:
+                await self._change(name, lambda user: user._replace(hash=encoded, password=None, scram=dict(changes)))
         elif user is not None:
-            encoded, kept = user.hash, {**user.scram, **changes}
-            if user.password is not None:
-                encoded = await self._hash(user.password.encode())
-                kept = {**await self._scram(user.password.encode()), **changes}
-            elif encoded is not None and scram.is_hash(encoded) and not any(kept.values()):
-                encoded = NO_PASSWORD
-            assert encoded is not None
-            await self._put_user(name, encoded, tags, kept)
+            kept = await self._as_kept(user)
+
+            def without(user: User) -> User:
+                user = user if user.hash is not None else kept
+                left = {**user.scram, **changes}
+                gone = user.hash is not None and scram.is_hash(user.hash) and not any(left.values())
+                return user._replace(hash=NO_PASSWORD if gone else user.hash, scram=left)
+
+            await self._change(name, without)
+
+    async def _as_kept(self, user: User) -> User:
+        """A user as the catalog has one: those of the configuration are not there yet."""
+        if user.password is None:
+            return user
+        password = user.password.encode()
+        return user._replace(hash=await self._hash(password), password=None, scram=await self._scram(password))
 
     async def _complete(self, user: User, password: bytes, lacking: list[str]) -> None:
         """Keep what is not kept yet of a password that has just been shown."""
@@ -204,7 +211,8 @@ class Users:
         try:
             encoded = await self._hash(password)
             made = await self._passwords.work_out(scram.credentials, password, lacking, self._scram_iterations)
-            await self._put_user(user.name, encoded, user.tags, {**user.scram, **made}, instead_of=user)
+            completed = user._replace(hash=encoded, scram={**user.scram, **made})
+            await self._change(user.name, lambda there: completed if there is user else there)
         except BrokerError as error:
             logger.warning("what SCRAM needs of user '%s' is made with the next login: %s", user.name, error)
         finally:
@@ -235,27 +243,25 @@ class Users:
             raise InvalidArgument(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes")
         return await self._passwords.hash(password)
 
-    async def _put_user(
-        self,
-        name: str,
-        encoded: str,
-        tags: tuple[str, ...],
-        kept: Mapping[str, Credential | None],
-        *,
-        new: bool = False,
-        instead_of: User | None = None,
-    ) -> None:
+    async def _add(self, user: User) -> None:
         async with self._changing:
-            said = {mechanism: list(one) if one is not None else None for mechanism, one in kept.items()}
-            configured = not new and name in self._trusted
-            value = {"hash": encoded, "tags": list(tags), "configured": configured, "scram": said}
-            if new and name in self._users:
-                raise PreconditionFailed(f"user '{name}' exists")
-            if not new:
-                user = self._known(name)
-                if instead_of is not None and user is not instead_of:
-                    return
-            await self._write([Entry(("user", name), value, True)])
+            if user.name in self._users:
+                raise PreconditionFailed(f"user '{user.name}' exists")
+            await self._put(user, configured=False)
+
+    async def _change(self, name: str, change: Callable[[User], User]) -> None:
+        """A user becomes what `change` makes of him as he is when nobody else changes anything."""
+        async with self._changing:
+            before = self._known(name)
+            user = change(before)
+            if user is not before:
+                await self._put(user, configured=name in self._trusted)
+
+    async def _put(self, user: User, *, configured: bool) -> None:
+        assert user.hash is not None
+        said = {mechanism: list(one) if one is not None else None for mechanism, one in user.scram.items()}
+        value = {"hash": user.hash, "tags": list(user.tags), "configured": configured, "scram": said}
+        await self._write([Entry(("user", user.name), value, True)])
 
     def _known(self, name: str) -> User:
         user = self._users.get(name)

@@ -145,10 +145,7 @@ async def test_tokens_without_requests_around_them() -> None:
 
 async def forget_scram(broker: Broker, name: str) -> None:
     """As if the user was made before there was SCRAM."""
-    user = broker.rights.user(name)
-    assert user is not None
-    assert user.hash is not None
-    await broker.rights._put_user(name, user.hash, user.tags, {})
+    await broker.rights._change(name, lambda user: user._replace(scram={}))
 
 
 async def test_users_of_before_are_completed_when_they_log_in() -> None:

@@ -131,6 +131,20 @@ async def test_who_has_no_hash_costs_as_much_as_who_is_not_there(monkeypatch: py
     assert await passwords.verify(salted, b"pass")
 
 
+async def test_changes_of_a_user_that_come_together_are_all_made() -> None:
+    async with open_rights() as rights:
+        await rights.add_user("ada", b"old", ["administrator"])
+        for name, password in (("ada", b"new"), ("guest", b"other")):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(rights.set_password, name, password)
+                nursery.start_soon(rights.set_tags, name, ["monitoring"])
+                nursery.start_soon(rights.set_scram, name, {"SCRAM-SHA-512": None})
+            user = rights.user(name)
+            assert user is not None
+            assert user.tags == ("monitoring",)
+            assert await rights.authenticate(name, password)
+
+
 async def test_logging_in() -> None:
     async with open_rights() as rights:
         assert await rights.authenticate("guest", b"guest")
