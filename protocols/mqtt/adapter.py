@@ -314,7 +314,8 @@ class MqttAdapter:
         self._will = WillOfClient(self)
         self.traffic.connections += 1
         try:
-            await self._will.keep()
+            async with sessions_of(self.broker).willing.alone(connect.client_id):
+                await self._will.keep()
         except BrokerError as error:
             self._refuse_session(error)
         if self.closed:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -66,6 +67,8 @@ class Sessions:
         self.takeovers = Takeovers()
         self.opening = OneByOne()
         """Who opens the session of a client identifier, or changes its subscriptions."""
+        self.willing = OneByOne()
+        """Whose will is about to be kept."""
         self.giving: dict[tuple[str, str], object] = {}
         """Who gives out what is retained, by queue and pattern. It goes on when its connection is over, but not when
         the client has subscribed again meanwhile, which brings it all of it, or does not want it any more."""
@@ -96,22 +99,29 @@ class Sessions:
         just begun and wins.
         """
         there, broker = self.clients.get(client_id), self._broker()
+        if broker is None or broker.elsewhere is None:
+            return b""
         if there is not None and there.config.virtual_host == vhost:
             if not there.has_begun and not beaten:
                 return None
             there.taken_over("another broker")
             with suppress(BrokerError):
                 await there.until_left()
-        async with self.opening.alone(client_id):
-            pass  # what a connection here has under way would come over what is said elsewhere from now on
+        if not await broker.elsewhere.settled(partial(self._until_settled, client_id)):
+            return None
         position = self._left.pop(client_id, None)
-        if position and broker is not None and broker.elsewhere is not None:
+        if position:
             await broker.elsewhere.reached(position)
         if client_id in self.clients:
             return b""
         # What is remembered here may be out of date when the client is back.
         taken = self.taken.pop(client_id, None)
         return encode_numbers([(taken.epoch, sorted(taken))]) if taken else b""
+
+    async def _until_settled(self, client_id: str) -> None:
+        """Wait for what connections here have under way that would come over what is said elsewhere later."""
+        async with self.opening.alone(client_id), self.willing.alone(client_id):
+            pass
 
     def taken_before(self, client_id: str, epoch: int) -> TakenIds:
         """What is known to a connection of what was taken over earlier ones: nothing if there was one elsewhere."""

@@ -2,7 +2,8 @@
 
 1. A client that connects here is nobody else's from then on: all others that are there are asked to end what they have
    of it (`take_over`), and answer when it is over and all that was published and settled for it is where it belongs.
-   One that there is no link to for `_UNLINKED_S`, or that does not answer for `_PATIENCE_S`, is not waited for.
+   One that there is no link to for `_UNLINKED_S`, or that does not answer for `_PATIENCE_S`, is not waited for. Who has
+   something under way that would come over what is said elsewhere (`settled`) keeps the client away from there.
 2. Where two brokers ask each other at the same moment the one with the higher id has the client.
 3. Then the leader of the client's queue gives the connection its epoch (`begin`), by which homes refuse what those that
    were not waited for still have of the client (`latest_connections.py`).
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 5.0
 _UNLINKED_S = 1.0
+_SETTLED_S = 2.0
 _RETRY_S = 0.05
 FIRST = 1
 """The epoch of the first connection of a client, which its queue's home need not be told of."""
@@ -139,6 +141,15 @@ class ClientsElsewhere:
                 if session.closed or trio.current_time() >= until:
                     raise
             await trio.sleep(_RETRY_S)
+
+    async def settled(self, end: Callable[[], Awaitable[None]]) -> bool:
+        """Whether what is under way here for a client has come to its `end`; if not soon, nobody else is to have the
+        client yet.
+        """
+        with trio.move_on_after(_SETTLED_S):
+            await end()
+            return True
+        return False
 
     def position(self) -> Position:
         """How far has to be got for all that was said to other brokers so far to be where it belongs."""

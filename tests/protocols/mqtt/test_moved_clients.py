@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from protocols.mqtt.config import MqttConfig
+from routing.cluster.clients import clients_elsewhere
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from routing.cluster.clients.remote_queue import RemoteQueue
 from tests.protocols.mqtt.conftest import Client, World
@@ -400,6 +401,34 @@ async def test_a_subscription_is_as_the_client_has_said_last_wherever_it_was_whe
         await trio.testing.wait_all_tasks_blocked(0.02)
         bindings = found.nodes[LEADER].broker.topology.vhost("/").bindings_to.get(("queue", "mqtt.device"), ())
         assert [one.pattern for one in bindings] == ["t"] * wanted
+
+
+async def test_a_client_whose_will_is_still_on_its_way_is_nobody_elses_before_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would come over the will that the client has elsewhere, and go when the connection here ends."""
+    monkeypatch.setattr(clients_elsewhere, "_SETTLED_S", 0.05)
+    monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [])
+    async with town() as found, trio.open_nursery() as nursery:
+        node = found.nodes[FORMER]
+        former = Device(node, "device")
+        nursery.start_soon(former.send, connect("device", will=("gone", b"1", 1, False)))
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert not former.heard(), "nobody leads what is kept, here"
+        found.nodes[LATER].cluster.members.brokers = dict.fromkeys((FORMER, LATER))
+        later = Device(found.nodes[LATER], "device")
+        await later.send(connect("device"))
+        assert former.closed
+        assert later.closed
+        assert not later.heard()
+        assert node.broker.keeping is not None
+        stream = node.broker.keeping.stream
+        stream.tick(stream.kept[0].since_s + node.engine.forwarding.patience_s)
+        node.broker.end_turn()
+        later = Device(found.nodes[LATER], "device")
+        with trio.fail_after(5):
+            await later.send(connect("device"))
+        await later.hears(0x20)
 
 
 async def test_a_session_that_expires_while_its_client_connects_elsewhere_is_not_present(
