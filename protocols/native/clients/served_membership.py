@@ -5,6 +5,8 @@
 2. What the application has to do with it is as in `membership.py`: it waits until records are asked for, and heartbeats
    go on meanwhile. What was given up is said at once, so that the next owner gets it.
 3. A static member that goes says that it will be back.
+4. Of a heartbeat that was not answered nobody knows whether it was heard, and what came back: the next one says
+   everything, and is told everything.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class ServedMembership(Membership):
         self._dividing = False
         self._say_owned = False
         """What it reads is not what it said last."""
+        self._say_all = False
+        """Rule 4."""
         self._epoch = _COMES
 
     async def run(self) -> None:
@@ -111,7 +115,8 @@ class ServedMembership(Membership):
         terms, comes = self.terms, self._epoch == _COMES
         if comes:
             self.member_id = self.member_id or secrets.token_urlsafe(16)
-        owned = list(self.assigned) if comes or self._say_owned else None
+        everything = comes or self._say_all
+        owned = list(self.assigned) if everything or self._say_owned else None
         self._say_owned = False
         request = wire_groups.ConsumerHeartbeat(
             0,
@@ -119,17 +124,18 @@ class ServedMembership(Membership):
             self.member_id,
             self._epoch,
             terms.instance_id,
-            terms.max_poll_interval_ms if comes else _UNCHANGED,
-            (self._topics if self._wants_pattern is None else None) if comes else None,
-            self._wants_pattern if comes else None,
-            terms.server_assignor if comes else None,
+            terms.max_poll_interval_ms if everything else _UNCHANGED,
+            (self._topics if self._wants_pattern is None else None) if everything else None,
+            self._wants_pattern if everything else None,
+            terms.server_assignor if everything else None,
             owned,
         )
         try:
             reply = await self._coordinator.request(request, wire_groups.ConsumerHeartbeatReply)
         except MillraceError:
-            self._say_owned = self._say_owned or owned is not None
+            self._say_all = True
             raise
+        self._say_all = False
         self._heard_at = trio.current_time()
         self._epoch = self.generation = reply.epoch
         if reply.assignment is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 from millrace import Client, Consumer, MillraceError, NotAMember
 from protocols.native.clients.group_bytes import Partition
 from routing.groups.consumer_group import ConsumerGroup
+from routing.groups.consumer_member import Beat, Beaten
 from routing.groups.group import Group
 from tests.protocols.native.broker import Running
 from tests.protocols.native.test_groups import QUICK, Reading, Told, fill, group_broker, until
@@ -109,6 +111,41 @@ async def test_a_pattern_is_the_brokers_to_match() -> None:
             await running.broker.create_partitions("flown", 4)
             await until(lambda: len(consumer.assignment) == 5)
             reading.scope.cancel()
+
+
+async def test_members_get_what_they_are_to_read_though_each_answer_that_says_so_is_lost_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with group_broker(consumer_heartbeat_ms=50) as running, trio.open_nursery() as nursery:
+        await fill(running, "t", 6, 50)
+        groups, lost = running.broker.groups, set()
+        beat_of = groups.beat
+
+        def beat(group: str, beat: Beat, answer: Callable[[Beaten], None]) -> None:
+            def lose(beaten: Beaten) -> None:
+                if beaten.assignment is not None and (beat.member_id, beaten.assignment) not in lost:
+                    lost.add((beat.member_id, beaten.assignment))
+                    running.drop_connections()
+                answer(beaten)
+
+            beat_of(group, beat, lose)
+
+        monkeypatch.setattr(groups, "beat", beat)
+        told = Told()
+        async with member(running, listener=told) as first:
+            one = Reading(first)
+            nursery.start_soon(one.run)
+            await until(lambda: len(one.values) == 300)
+            async with member(running) as second:
+                two = Reading(second)
+                nursery.start_soon(two.run)
+                await until(lambda: len(first.assignment) == len(second.assignment) == 3)
+                assert [(way, len(what)) for way, what in told.told] == [("assigned", 6), ("revoked", 3)]
+                two.scope.cancel()
+            await until(lambda: len(first.assignment) == 6)
+            assert [(way, len(what)) for way, what in told.told[2:]] == [("assigned", 3)]
+            one.scope.cancel()
+        assert len(lost) >= 4
 
 
 async def test_a_static_member_comes_back_as_itself() -> None:
