@@ -9,7 +9,7 @@
    the group. Then it is STABLE, until a member comes, goes, or wants it divided anew.
 3. A member that is not heard of for its session timeout is out. One that waits for an answer is there.
 4. A static member (`instance_id`) that comes back within its session timeout is the same one: nothing is divided anew
-   unless it wants something else. The process before it is fenced.
+   unless it wants something else. The process before it is fenced; one after it, whose id was not kept, joins again.
 5. Answers are callbacks: nobody waits in a task. Time is a parameter of the timers that it is given.
 6. A generation is kept (`records.py`) before anybody hears what it reads in it. Who looks after the group next goes on
    with the last one that was: its members need not join again.
@@ -19,7 +19,6 @@ https://cwiki.apache.org/confluence/display/KAFKA/Kafka+Client-side+Assignment+P
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -35,7 +34,18 @@ from routing.groups.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
-from routing.groups.membership import Cancellable, Joined, Joining, Keep, Member, SetTimer, State, Synced
+from routing.groups.membership import (
+    Cancellable,
+    Joined,
+    Joining,
+    Keep,
+    Member,
+    SetTimer,
+    State,
+    Synced,
+    new_id,
+    require_same,
+)
 from routing.topics.offset_store import Partition
 
 _LOOK_MS_MIN = 1000
@@ -105,11 +115,11 @@ class Group:
                 return
             if len(self.members) + len(self.given) >= self._members_max:
                 raise GroupFull(f"group '{self.name}' has {self._members_max} members")
-            new_id = f"{instance or joining.client_id}-{secrets.token_hex(16)}"
+            member_id = new_id(joining, "", self._wall_clock_ms())
             if joining.must_have_id and instance is None:
-                self.given[new_id] = self._timer(joining.session_timeout_ms, lambda: self._not_taken(new_id))
-                raise MemberIdRequired(new_id)
-            self._add(new_id, joining, answer)
+                self.given[member_id] = self._timer(joining.session_timeout_ms, lambda: self._not_taken(member_id))
+                raise MemberIdRequired(member_id)
+            self._add(member_id, joining, answer)
             return
         if member_id in self.given:
             self.given.pop(member_id).cancel()
@@ -152,28 +162,28 @@ class Group:
         self.touched[before.id] = None
         instance = joining.instance_id
         assert instance is not None
-        new_id = f"{instance}-{secrets.token_hex(16)}"
+        member_id = new_id(joining, before.id, self._wall_clock_ms())
         leader = self.leader
-        member = Member(new_id, joining)
+        member = Member(member_id, joining)
         self._agreement.joins(joining)
         member.assignment = before.assignment
         self.departed.update(assigned(before.assignment))
         # In its place: the order of members is that of joining.
         self.members = {
-            (new_id if key == before.id else key): (member if key == before.id else found)
+            (member_id if key == before.id else key): (member if key == before.id else found)
             for key, found in self.members.items()
         }
-        self._instances[instance] = new_id
+        self._instances[instance] = member_id
         if leader == before.id:
-            self.leader = new_id
+            self.leader = member_id
         same = list(before.joining.protocols) == list(joining.protocols)
         if self.state is State.STABLE and same:
             self._heard_of(member)
             # It is told of the leader before it, lest it take itself for one that has to work something out; what all
             # want it has to know, to notice when their topics change.
             joined = self._answer_of(member)._replace(leader=leader, skip_assignment=leader == before.id)
-            self._changed_all((new_id,))
-            self._keep(lambda error: answer(joined if error is None else Joined(error, member_id=new_id)))
+            self._changed_all((member_id,))
+            self._keep(lambda error: answer(joined if error is None else Joined(error, member_id=member_id)))
             return
         self._wait(member, answer)
         if self.state is not State.PREPARING:
@@ -379,8 +389,7 @@ class Group:
         if instance_id is not None:
             if instance_id not in self._instances:
                 raise UnknownMember(f"group '{self.name}' has no static member '{instance_id}'")
-            if self._instances[instance_id] != member_id:
-                raise FencedInstance("another process is this static member now")
+            require_same(instance_id, member_id, self._instances[instance_id])
         found = self.members.get(member_id)
         if found is None:
             raise UnknownMember(f"group '{self.name}' has no member '{member_id}'")

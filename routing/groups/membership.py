@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from routing.groups.errors import GroupError
+from routing.groups.errors import FencedInstance, GroupError, UnknownMember
 
 
 class Cancellable(Protocol):
@@ -59,6 +60,29 @@ class Joined(NamedTuple):
     members: Sequence[tuple[str, str | None, bytes]] = ()
     """For the leader, and a static member that was it: member id, instance id and what it wants."""
     skip_assignment: bool = False
+
+
+def new_id(joining: Joining, before: str, now_ms: int) -> str:
+    """An id for a member. A static one has a number in it, above that of the process before it."""
+    dice = secrets.token_hex(16)
+    if joining.instance_id is None:
+        return f"{joining.client_id}-{dice}"
+    return f"{joining.instance_id}-{max(now_ms, _number_of(before) + 1)}-{dice}"
+
+
+def require_same(instance_id: str, member_id: str, known: str) -> None:
+    """Whether an id is that of the process that is a static member. Raises FencedInstance; UnknownMember if who looked
+    after the group before gave it out, later than the one that is known, and it was not kept.
+    """
+    if _number_of(member_id) > _number_of(known):
+        raise UnknownMember(f"static member '{instance_id}' has an id that was not kept")
+    if member_id != known:
+        raise FencedInstance("another process is this static member now")
+
+
+def _number_of(member_id: str) -> int:
+    parts = member_id.rsplit("-", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else -1
 
 
 class Synced(NamedTuple):

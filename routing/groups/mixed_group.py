@@ -16,7 +16,6 @@ https://cwiki.apache.org/confluence/display/KAFKA/KIP-848
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection
 
 from routing.groups.assigned import PROTOCOL_TYPE, NotConsumers, assigned_alone, packed, subscription
@@ -33,7 +32,7 @@ from routing.groups.errors import (
     UnknownMember,
 )
 from routing.groups.group import Group
-from routing.groups.membership import Joined, Joining, Member, Synced
+from routing.groups.membership import Joined, Joining, Member, Synced, new_id
 from routing.topics.offset_store import Partition
 
 
@@ -80,10 +79,9 @@ class MixedGroup(ConsumerGroup):
     def _classic_joining(self, joining: Joining) -> ConsumerMember:
         member_id, instance_id = joining.member_id, joining.instance_id
         if not member_id:
-            new_id = f"{instance_id or joining.client_id}-{secrets.token_hex(16)}"
-            if instance_id in self._instances:
-                return self._replace(self.members[self._instances[instance_id]], new_id)
-            return self._add(new_id, instance_id)
+            before = self._instances.get(instance_id or "", "")
+            member_id = new_id(joining, before, self._wall_clock_ms())
+            return self._replace(self.members[before], member_id) if before else self._add(member_id, instance_id)
         return self._classic(member_id, instance_id)
 
     def _classic(self, member_id: str, instance_id: str | None) -> ConsumerMember:

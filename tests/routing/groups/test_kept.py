@@ -26,6 +26,7 @@ from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.consumer_member import JOINING, LEAVING, LEAVING_FOR_NOW, Beat, Beaten
 from routing.groups.errors import (
     CoordinatorUnavailable,
+    FencedInstance,
     GroupNotEmpty,
     IllegalGeneration,
     InconsistentProtocol,
@@ -163,6 +164,31 @@ async def test_a_static_member_of_a_classic_group_survives_a_crash_and_is_replac
     async with engine(after) as broker:
         assert list(broker.groups.groups["g"].members) == [again.member_id]
         assert (await sync(broker, again.member_id, 1, {})).assignment == b"all"
+
+
+async def test_a_static_member_whose_id_was_not_kept_when_its_coordinator_died_is_not_fenced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = MemoryFiles()
+    async with engine(files) as broker:
+        first = await join(broker, instance="one")
+        await sync(broker, first.member_id, 1, {first.member_id: b"all"})
+        broker.groups.leave("g", first.member_id, None)  # as when its session is over
+        again = await join(broker, instance="one")
+        wants_more = await join(broker, instance="one", wants=b"more")
+        broker.groups.heartbeat("g", wants_more.member_id, "one", wants_more.generation)
+        with pytest.raises(FencedInstance):
+            broker.groups.heartbeat("g", again.member_id, "one", again.generation)
+        after = files.crash()
+    async with engine(after) as broker:
+        assert list(broker.groups.groups["g"].members) == [first.member_id]
+        with pytest.raises(UnknownMember):
+            broker.groups.heartbeat("g", wants_more.member_id, "one", wants_more.generation)
+        monkeypatch.setitem(globals(), "shift_ms", 1000)
+        last = await join(broker, instance="one", wants=b"more")
+        for fenced in (first, again, wants_more):
+            with pytest.raises(FencedInstance):
+                broker.groups.heartbeat("g", fenced.member_id, "one", last.generation)
 
 
 async def test_a_group_whose_members_say_what_nobody_knows_changes_its_kind_only_without_them() -> None:
