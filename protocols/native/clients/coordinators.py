@@ -81,6 +81,7 @@ class CoordinatorLink:
         if self._own is None or self._own[0].address != address:
             self._let_go()
             link, scope = Link([address], self._link.config), trio.CancelScope()
+            link.closing = ConnectionLost(f"'{self._name}' is looked after by another broker", retriable=True)
             self._own = link, scope
             self._nursery.start_soon(self._keep, link, scope)
         link = self._own[0]

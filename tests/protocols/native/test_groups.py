@@ -11,9 +11,12 @@ import trio
 from msgspec import structs
 
 from millrace import Client, Consumer, LinkConfig, MillraceError, OffsetOutOfRange, Producer, RebalanceListener
+from protocols.native import adapter, wire, wire_groups
+from protocols.native.adapter_groups import GroupDoor
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.errors import FencedInstance, NotAMember
 from routing.config import BrokerConfig
+from routing.groups.errors import NotCoordinator
 from routing.topics.offset_store import Committed
 from tests.protocols.native.broker import Running, native_broker
 
@@ -418,3 +421,29 @@ async def test_what_a_cancelled_call_did_not_finish_is_done_by_the_next(protocol
             await until(lambda: len(other.values) > 0)
             assert b"/4" in (other.values[0] or b"")
             nursery.cancel_scope.cancel()
+
+
+async def test_a_member_that_waits_for_its_generation_goes_on_when_another_request_finds_the_next_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with group_broker() as asked, group_broker() as first, group_broker() as second:
+        await fill(asked, "t", 1, 3)
+        looks_after = first
+
+        async def find(door: GroupDoor, request: wire_groups.FindCoordinator) -> wire.Reply:
+            host, _, port = looks_after.server.rpartition(":")
+            return wire_groups.FindCoordinatorReply(request.correlation_id, 7, host, int(port))
+
+        async def offsets(door: GroupDoor, request: wire_groups.FetchGroupOffsets) -> wire.Reply:
+            if door.broker is first.broker:
+                raise NotCoordinator("it has moved")
+            return wire_groups.FetchGroupOffsetsReply(request.correlation_id, [])
+
+        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FindCoordinator, find)
+        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FetchGroupOffsets, offsets)
+        monkeypatch.setattr(first.broker.groups, "join", lambda group, joining, answer: None)  # it waits for others
+        async with member(asked) as consumer:
+            assert await consumer.poll(100) == []
+            looks_after = second
+            assert await consumer.committed([("t", 0)]) == {}
+            assert [record.offset for record in await consumer.poll(10_000)] == [0, 1, 2]
