@@ -30,7 +30,7 @@ from routing.errors import LimitExceeded, NotFound, StorageUnavailable
 from routing.message import Slab
 from routing.queues.death_history import DELIVERY_LIMIT, MAXLEN, REJECTED
 from routing.queues.homes.home import for_others
-from routing.republishing.death_copies import Copies, CopyMaker, Target
+from routing.republishing.death_copies import Copies, CopyMaker, Like, Target
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class _Waiting:
         """Waits for the disk, or for time to pass."""
         self.homeless = array("Q")
         """Those that had nowhere to go when it was their turn."""
-        self.told = False
-        """It was said that some have nowhere to go."""
+        self.told: set[str] = set()
+        """Why some have nowhere to go, as far as it was said."""
         self.warned = False
 
     def next(self, count: int) -> array[int]:
@@ -307,14 +307,16 @@ class DeadLetters:
         published = 0
         for run in runs:
             slab = run.slab(target.exchange)
-            for route, part in self._routed(vhost, slab, run):
+            for route, part in self._routed(vhost, slab, run.like):
                 count = len(part.bodies)
                 if not route.homes and not route.topics:
                     if not target.must_exist:
                         self.counts["dropped"] += count
                         queue.settle_offsets(offsets[published : published + count])
-                    elif not self._keep(waiting, target, offsets[published : published + count]):
-                        return published
+                    else:
+                        self._tell(waiting, target, vhost, part, run.like)
+                        if not self._keep(waiting, offsets[published : published + count]):
+                            return published
                 elif not self._publish(waiting, route, part, offsets[published : published + count]):
                     return published
                 published += count
@@ -329,13 +331,12 @@ class DeadLetters:
         maker.add(slab, range(len(slab.bodies)), slab.facts)
         vhost = self._broker.topology.vhost(queue.vhost)
         for run in maker.runs:
-            for route, part in self._routed(vhost, run.slab(target.exchange), run):
+            for route, part in self._routed(vhost, run.slab(target.exchange), run.like):
                 leads = bool(route.homes or route.topics)
                 reached = leads and not isinstance(self._put(queue, route, part), str)
                 self.counts["published" if reached else "dropped"] += len(part.bodies)
 
-    def _routed(self, vhost: VirtualHost, slab: Slab, run: Copies) -> Iterable[tuple[Route, Slab]]:
-        like = run.like
+    def _routed(self, vhost: VirtualHost, slab: Slab, like: Like) -> Iterable[tuple[Route, Slab]]:
         try:
             parts = vhost.router.routed_inside(slab, like.further)
         except NotFound:
@@ -377,13 +378,21 @@ class DeadLetters:
         except LogUnavailable as unavailable:
             return str(unavailable)
 
-    def _keep(self, waiting: _Waiting, target: Target, offsets: Sequence[int]) -> bool:
-        """These have nowhere to go and are tried again after a while; False where there are too many already."""
-        if not waiting.told:
-            waiting.told = True
+    def _tell(self, waiting: _Waiting, target: Target, vhost: VirtualHost, slab: Slab, like: Like) -> None:
+        """Say why copies have nowhere to go."""
+        anywhere = self._routed(vhost, slab, like._replace(barred=frozenset()))
+        circle = any(route.homes or route.topics for route, _ in anywhere)
+        why = (
+            "leads to queues alone that they died in before, by their header x-death" if circle else "leads to no queue"
+        )
+        if why not in waiting.told:
+            waiting.told.add(why)
             key = "" if target.routing_key is None else f" with key '{target.routing_key}'"
             place = f"exchange '{target.exchange}'{key}"
-            logger.warning("dead letters of queue %s have to wait: %s leads to no queue", waiting.queue.name, place)
+            logger.warning("dead letters of queue %s have to wait: %s %s", waiting.queue.name, place, why)
+
+    def _keep(self, waiting: _Waiting, offsets: Sequence[int]) -> bool:
+        """These have nowhere to go and are tried again after a while; False where there are too many already."""
         if len(waiting.homeless) >= _HOMELESS_MAX:
             return False
         waiting.homeless.extend(offsets)

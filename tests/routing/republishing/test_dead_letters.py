@@ -323,7 +323,9 @@ async def test_at_least_once_they_wait_for_a_place_to_go_and_let_others_pass(clo
         assert e.broker.dead_letters.counts == {"published": 4}
 
 
-async def test_at_least_once_a_cycle_is_kept_and_is_back_after_a_stop(clock: MockClock) -> None:
+async def test_at_least_once_a_cycle_is_kept_and_is_back_after_a_stop(
+    clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     files = MemoryFiles()
     terms = {
         "x-dead-letter-exchange": "", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
@@ -334,6 +336,10 @@ async def test_at_least_once_a_cycle_is_kept_and_is_back_after_a_stop(clock: Moc
         await passing(clock, 2)
         queue = e.broker.topology.queues["q"]
         assert (queue.message_count, queue.outstanding) == (0, 1)
+        assert caplog.messages[-1] == (
+            "dead letters of queue q have to wait: exchange '' with key 'q' leads to queues alone that they died in "
+            "before, by their header x-death"
+        )
     async with engine(files) as e:
         queue = e.broker.topology.queues["q"]
         assert queue.message_count + queue.outstanding == 1
