@@ -5,7 +5,8 @@ tail. Cutting is wrong where the bytes had been synced, for then something else 
 follows them is good. `find_damage` says so before anything is cut. It takes as damage what is not whole and
 
 1. lies below the recovery point or in a segment that has a successor, which was synced before that got a byte;
-2. or is followed by a whole batch;
+2. or is followed by a whole batch that was appended when it was durable, or does not say (`keyed_store.py`, rule 5):
+   a loss of power may leave what was written later and not what was written before;
 3. or has all of its bytes: a write that did not end leaves too few of them, or blocks of zeros.
 
 In doubt it is damage. Files are read whole: this is for stores (`keyed_store.py`), whose records may stand in any
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC
+from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, parse_header
 from core_log.errors import CorruptBatch
 from core_log.files import Files, free_name, read_file
 from core_log.flush_job import RecoveryPoint, load_log_start
@@ -70,13 +71,13 @@ def find_damage(files: Files, directory: str) -> Damage | None:
         synced_bytes, synced_end = 0, base
         if point is not None and point.segment_base == base:
             synced_bytes, synced_end = point.position, point.next_offset
-        end, reason = _first_fault(data, base, synced_bytes, synced_end)
+        end, expected, reason = _first_fault(data, base, synced_bytes, synced_end)
         later = bases[index + 1 :]
         if end == len(data) and end >= synced_bytes:
             continue
         whole = sum(1 for _ in _whole_batches(data, end + 1)) + _count(files, directory, later)
         superseded = bool(later) or (point is not None and base < point.segment_base)
-        if superseded or end < synced_bytes or whole or not _is_torn(data, end):
+        if superseded or end < synced_bytes or not _is_lost_end(data, end, expected):
             return Damage(path, end, reason or f"{synced_bytes - end} synced bytes are missing", whole)
     return None
 
@@ -173,20 +174,20 @@ def _check(data: bytes, position: int, expected: int, base: int) -> tuple[int, i
     return size, after
 
 
-def _first_fault(data: bytes, base: int, synced_bytes: int, synced_end: int) -> tuple[int, str]:
-    """Where the first batch that is not whole begins, and what it is; the end when there is none. The first so many
-    bytes have offsets before `synced_end`.
+def _first_fault(data: bytes, base: int, synced_bytes: int, synced_end: int) -> tuple[int, int, str]:
+    """Where the first batch that is not whole begins, the offset it would have, and what it is; the end when there is
+    none. The first so many bytes have offsets before `synced_end`.
     """
     position, expected = 0, base
     while position < len(data):
         try:
-            size, expected = _check(data, position, expected, base)
-            if expected > synced_end and position + size <= synced_bytes:
-                raise CorruptBatch(f"offset {expected - 1} before {synced_end}")
+            size, after = _check(data, position, expected, base)
+            if after > synced_end and position + size <= synced_bytes:
+                raise CorruptBatch(f"offset {after - 1} before {synced_end}")
         except CorruptBatch as error:
-            return position, str(error)
-        position += size
-    return position, ""
+            return position, expected, str(error)
+        position, expected = position + size, after
+    return position, expected, ""
 
 
 def _whole_batches(data: bytes, position: int) -> Iterator[tuple[int, int, int, int]]:
@@ -207,6 +208,18 @@ def _whole_batches(data: bytes, position: int) -> Iterator[tuple[int, int, int, 
             position += size
 
 
+def _is_lost_end(data: bytes, position: int, offset: int) -> bool:
+    """Whether what begins at `position` and is not whole may be what a stop left of writes from an offset on: blocks of
+    it are missing, and none of the whole batches behind it was appended when that offset was durable.
+    """
+    behind = [(whole, first) for whole, _, first, _ in _whole_batches(data, position + 1)]
+    for whole, first in behind:
+        unsynced = parse_header(data, whole).base_sequence
+        if unsynced < 0 or first - unsynced > offset:
+            return False
+    return _lacks_blocks(data[: behind[0][0]], position) if behind else _is_torn(data, position)
+
+
 def _is_torn(data: bytes, position: int) -> bool:
     """Whether what begins at `position`, which is not whole and has nothing behind it, is a write that did not end."""
     rest = len(data) - position
@@ -216,6 +229,11 @@ def _is_torn(data: bytes, position: int) -> bool:
         return False  # all is there but what is outside the CRC, such as the length
     if HEADER.unpack_from(data, position)[1] + LENGTH_START > rest:
         return True
+    return _lacks_blocks(data, position)
+
+
+def _lacks_blocks(data: bytes, position: int) -> bool:
+    """Whether a block of what begins at `position` was never written."""
     zeros = bytes(_BLOCK_BYTES)
     starts = [position, *range(position - position % _BLOCK_BYTES + _BLOCK_BYTES, len(data), _BLOCK_BYTES)]
     ends = [*starts[1:], len(data)]

@@ -10,7 +10,9 @@
 4. `change` is for whoever must not be told a half truth: it returns when all its puts are durable, and if the log
    refuses them they are taken back, in memory at once and in the log as soon as it takes writes again (what it refused
    it may have written all the same).
-5. There may be millions of keys: nothing is kept of one but key and value, and of short values that many have, one.
+5. In place of a producer's sequence number a batch says how many offsets before it were not durable when it was
+   appended: by that a start tells what a loss of power has left out from damage (`damage.py`).
+6. There may be millions of keys: nothing is kept of one but key and value, and of short values that many have, one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from core_log.batch_header import NO_PRODUCER
 from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, decode_runs
@@ -87,15 +90,16 @@ class KeyedStore:
             again = dict(puts)
             puts = [*(item for item in self._taken_back.items() if item[0] not in again), *puts]
         batches: list[tuple[bytes, int]] = []
-        builder = self._builder()
-        for offset, (key, value) in enumerate(puts, log.log_end_offset):
+        first = log.log_end_offset
+        builder = self._builder(first)
+        for offset, (key, value) in enumerate(puts, first):
             is_full = builder.size_estimate + len(key) + len(value or b"") > _BATCH_BYTES
             if builder.count and is_full and not together:
-                batches.append((builder.build(), builder.count))
-                builder = BatchBuilder(offset, log.leader_epoch, log.wall_clock_ms())
+                batches.append((self._built(builder, first), builder.count))
+                builder, first = self._builder(offset), offset
             builder.add(offset, key, value)
         if builder.count:
-            batches.append((builder.build(), builder.count))
+            batches.append((self._built(builder, first), builder.count))
         largest = max((len(batch) for batch, _ in batches), default=0)
         if largest > log.config.message_bytes_max:
             raise BatchTooLarge(f"a batch of {largest} bytes, the limit is {log.config.message_bytes_max}")
@@ -186,27 +190,32 @@ class KeyedStore:
         log = self.log
         start = log.log_end_offset
         log.roll()
-        builder = self._builder()
+        builder = self._builder(start)
         appended_bytes = 0
         for key in list(self._values):
             size = len(key) + len(self._values.get(key, b""))
             if builder.count and builder.size_estimate + size > _BATCH_BYTES:
                 appended_bytes += builder.size_estimate
-                log.append(builder.build())
+                log.append(self._built(builder, log.log_end_offset))
                 if appended_bytes >= _REWRITTEN_AT_ONCE_BYTES:
                     await log.wait_committed(log.log_end_offset)
                     self._require_ours()
                     appended_bytes = 0
-                builder = self._builder()
+                builder = self._builder(log.log_end_offset)
             value = self._values.get(key)
             if value is None:
                 continue  # it went while an earlier part was written: the tombstone is behind that
             builder.add(log.log_end_offset + builder.count, key, value)
         if builder.count:
-            log.append(builder.build())
+            log.append(self._built(builder, log.log_end_offset))
         await log.wait_committed(log.log_end_offset)
         self._require_ours()
         log.delete_prefix(start)
 
-    def _builder(self) -> BatchBuilder:
-        return BatchBuilder(self.log.log_end_offset, self.log.leader_epoch, self.log.wall_clock_ms())
+    def _builder(self, first: int) -> BatchBuilder:
+        return BatchBuilder(first, self.log.leader_epoch, self.log.wall_clock_ms())
+
+    def _built(self, builder: BatchBuilder, first: int) -> bytes:
+        """The batch that begins at offset `first`: rule 5."""
+        producer_id, producer_epoch, _ = NO_PRODUCER
+        return builder.build((producer_id, producer_epoch, first - self.log.flushed_offset))

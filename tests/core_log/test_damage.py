@@ -11,7 +11,7 @@ from core_log.errors import CorruptBatch
 from core_log.files import MemoryFiles, read_file
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import LogConfig, PartitionLog
-from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log
+from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log, write
 
 KEYS = [b"key %d" % number for number in range(10)]
 
@@ -104,6 +104,57 @@ def test_losing_power_never_looks_like_damage_while_every_write_is_synced() -> N
         flush(log)
         found = files.crash(dice)
         assert find_damage(found, DIRECTORY) is None, seed
+
+
+@pytest.mark.parametrize("block", [512, 4096])
+def test_losing_power_never_looks_like_damage_where_what_was_written_first_is_lost(block: int) -> None:
+    """Of what is not synced a disk has any blocks."""
+    holes = 0
+    for seed in range(150):
+        dice = random.Random(seed)
+        files = MemoryFiles()
+        log = open_log(files)
+        store = KeyedStore(log)
+        sure: dict[bytes, bytes] = {}
+        synced = 0
+        for number in range(dice.randrange(1, 12)):
+            for _ in range(dice.randrange(1, 3)):
+                store.put(dice.choice(KEYS), dice.choice([None, b"%d" % number * dice.randrange(1, 1400)]))
+            if dice.random() < 0.4:
+                flush(log)
+                sure, synced = dict(store.items()), log.segments[0].size
+            else:
+                write(log)
+        survived = files.kill()
+        file, end = survived.open(log.segments[0].log_path), log.segments[0].size
+        for start in range(synced - synced % block, end, block):
+            if dice.random() < 0.4:
+                lost = max(start, synced)
+                file.pwritev([bytes(min(start + block, end) - lost)], lost)
+        assert find_damage(survived, DIRECTORY) is None, seed
+        again = open_log(survived)
+        holes += bool(again.aside)
+        assert again.log_end_offset >= log.flushed_offset, seed
+        assert again.log_end_offset > log.flushed_offset or dict(KeyedStore(again).items()) == sure, seed
+    assert holes
+
+
+def test_zeros_where_something_was_durable_before_the_rest_was_written_are_damage() -> None:
+    files = MemoryFiles()
+    log, positions = a_store(files)
+    store = KeyedStore(log)
+    for _ in range(3):
+        store.put(b"later", b"value")
+        write(log)
+    path = log.segments[0].log_path
+    for at, until in ((positions[9], log.segments[0].size), (positions[4], positions[5])):
+        zeroed = files.kill()
+        zeroed.open(path).pwritev([bytes(until - at)], at)
+        assert (find_damage(zeroed, DIRECTORY) is None) == (at == positions[9]), at
+    zeroed = files.kill()
+    zeroed.open(path).pwritev([bytes(positions[5] - positions[4])], positions[4])
+    zeroed.open(path).truncate(log.segments[0].size)
+    assert found(zeroed).position == positions[4]
 
 
 def test_damage_of_a_closed_segment_and_missing_files() -> None:
