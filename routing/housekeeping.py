@@ -58,6 +58,8 @@ async def housekeep(broker: Broker) -> None:
         upkeep.look_after_readers(broker.leased, lease_clock_ms())
         queue_lag.tidy(broker)
         broker.transactions.tidy()
+        for log in broker.storage.stores:
+            log.request_sync()  # of what nobody waits for, too: what is done would be done again after a loss of power
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:
             reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000

@@ -5,7 +5,7 @@
 2. A commit whose durable part is one batch of one log (publishes to one home partition, or settlements of one) is
    appended as that batch: a torn batch is no batch.
 3. Every other commit is first written as one redo record to `transactions/0`. When it is durable the commit is decided:
-   the whole is applied in one go, and the record is removed when the logs it concerns are durable.
+   the whole is applied in one go, and the record goes when the logs it concerns are durable: with the next one's sync.
 4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
    redelivered; settlements of messages that are gone change nothing.
    Those of steps that take effect once (`published_once.py`) are put only where they are missing.

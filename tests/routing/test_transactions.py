@@ -242,6 +242,24 @@ async def test_what_is_settled_may_have_been_delayed_once(clock: MockClock) -> N
     assert seen == {0, 2}
 
 
+async def test_what_was_committed_and_consumed_does_not_come_again_after_a_loss_of_power() -> None:
+    files = MemoryFiles()
+    async with engine(files, housekeeping_interval_ms=10) as running:
+        client = await world(running)
+        client.session.begin()
+        publish_to_two(client)
+        await client.session.commit()
+        for name in ("a", "b"):
+            await running.drain(name)
+        await running.synced()
+        log = running.broker.transactions.store.log
+        await running.until(lambda: not running.broker.transactions._applied)
+        await running.until(lambda: log.flushed_offset == log.log_end_offset)
+        left = files.crash()
+    async with engine(left) as running:
+        assert durable_counts(running) == [0, 0, 0, 0]
+
+
 async def test_a_refusing_disk_leaves_everything_as_it_was() -> None:
     files = FaultyFiles(MemoryFiles())
     async with engine(files) as running:
