@@ -225,6 +225,8 @@ def _is_torn(data: bytes, position: int) -> bool:
     rest = len(data) - position
     if rest < HEADER_BYTES:
         return True
+    if not any(data[position : position + _BLOCK_BYTES - position % _BLOCK_BYTES]):
+        return True  # its first block, which may be no more than what is outside the CRC
     if crc32c(memoryview(data)[position + CRC_START :]) == _CRC.unpack_from(data, position + _CRC_FIELD)[0]:
         return False  # all is there but what is outside the CRC, such as the length
     if HEADER.unpack_from(data, position)[1] + LENGTH_START > rest:

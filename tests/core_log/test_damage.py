@@ -139,6 +139,26 @@ def test_losing_power_never_looks_like_damage_where_what_was_written_first_is_lo
     assert holes
 
 
+@pytest.mark.parametrize("left_out", [8, 12, 13, 17, 21, 40])
+def test_a_write_that_lacks_the_block_in_which_its_first_bytes_are_is_torn(left_out: int) -> None:
+    files = MemoryFiles()
+    log = open_log(files)
+    store = KeyedStore(log)
+    store.put(b"key", bytes(100))
+    flush(log)
+    size = log.segments[0].size
+    store.put(b"key", bytes(100 + (512 - left_out - 2 * size) % 512))
+    flush(log)
+    at = log.segments[0].size
+    assert at % 512 == 512 - left_out
+    store.put(b"key", b"lost")
+    flush(log)
+    survived = files.kill()
+    survived.open(log.segments[0].log_path).pwritev([bytes(left_out)], at)
+    assert find_damage(survived, DIRECTORY) is None
+    assert open_log(survived).log_end_offset == log.log_end_offset - 1
+
+
 def test_zeros_where_something_was_durable_before_the_rest_was_written_are_damage() -> None:
     files = MemoryFiles()
     log, positions = a_store(files)
