@@ -137,6 +137,10 @@ def _class_of(value: Any) -> type:
     return int if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
+def _all_same(wanted: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
+    return all(name in headers and _same(value, headers[name]) for name, value in wanted.items())
+
+
 _HEADERS_KINDS = ("all", "any", "all-with-x", "any-with-x")
 
 
@@ -196,8 +200,9 @@ class HeadersMatcher(Matcher):
             for asked in ((name, indexed), (name, None)) if indexed is not None else ((name, None),):
                 for binding in found_by.get(asked, ()):
                     every, wanted = self._bindings[binding]
-                    hits = (name in headers and _same(value, headers[name]) for name, value in wanted.items())
-                    if all(hits) if every else any(hits):
+                    # Of `any` this header decides: to look at the others as well would be quadratic.
+                    hits = _all_same(wanted, headers) if every else _same(wanted[name], value)
+                    if hits:
                         found.append(binding.destination)
         return found
 
