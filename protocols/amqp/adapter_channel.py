@@ -174,6 +174,8 @@ class Channel:
         special: SpecialProperties | AmqpError = run.properties
         if isinstance(special, AmqpError):
             raise AmqpError(special.name, special.explanation, channel=self.number, method_id=_PUBLISH)
+        if special.copies:
+            self.link.grants.require_keys("write", run.exchange, special.copies)
         properties = special.properties
         if special.wants_reply_address:
             if self._reply_address is None:

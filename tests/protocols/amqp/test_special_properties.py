@@ -11,6 +11,7 @@ from protocols.amqp.adapter_properties import REPLY_TO, SpecialProperties, facts
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
 from protocols.amqp.property_edits import with_reply_to
+from routing.access.grants import TopicPermission
 from routing.queues.settings import type_name
 from tests.protocols.amqp.conftest import Client, World
 from tests.protocols.amqp.wire import call, publish
@@ -53,6 +54,21 @@ async def test_copies_that_go_nowhere_are_returned(world: World) -> None:
     await client.calls(methods.QueueDeclare(queue="nowhere"))
     await client.send(publish("nobody", b"x", raw=raw, mandatory=True))
     assert client.take() == []
+
+
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+async def test_keys_of_copies_need_the_right_that_others_need(world: World, header: str) -> None:
+    await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission("^mine[.]", ""))
+    client, open_to_all = await world.client(), await world.client()
+    await open_to_all.calls(methods.QueueDeclare(queue="q"))
+    await world.broker.bind("queue", "q", "amq.topic", "#")
+    await client.send(publish("mine.1", b"x", raw=raw_of(headers={header: ["mine.2"]}), exchange="amq.topic"))
+    assert client.take() == []
+    raw = raw_of(headers={header: ["mine.2", "theirs"]})
+    await client.send(publish("mine.1", b"x", raw=raw, exchange="amq.topic"))
+    text = "ACCESS_REFUSED - access to topic 'theirs' in exchange 'amq.topic' in vhost '/' refused for user 'guest'"
+    assert client.methods() == [methods.ChannelClose(403, text, 60, 40)]
+    assert world.broker.topology.vhost("/").queues["q"].message_count == 1
 
 
 async def test_without_bcc_the_other_bytes_stay(world: World) -> None:
