@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SETTINGS = ("name", "value", "source", "type", "documentation")
 READERS = ("topic", "partition", "reader", "offset", "lag", "ends_in_ms", "ends_soon")
 _TIMEOUT_MS_MAX = 30_000
+_PARTITION_DIGITS_MAX = 9
+"""More is no partition's number, and thousands are none that Python takes."""
 
 
 @operation("topics.settings", tags=None)
@@ -100,7 +102,8 @@ async def lease(
     until_ms = now_ms + min(max(lease_ms, 0), broker.config.reader_lease_ms_max)
     chosen = {}
     for number, offset in offsets.items():
-        if not number.isascii() or not number.isdigit() or int(number) >= len(partitions):
+        is_number = number.isascii() and number.isdigit() and len(number) <= _PARTITION_DIGITS_MAX
+        if not is_number or int(number) >= len(partitions):
             raise NotFound(f"topic '{name}' has no partition {number}, but {len(partitions)}")
         leadership = partitions[int(number)].leadership
         refused = None if leadership is None else leadership.refusal()
