@@ -70,7 +70,7 @@ class NativeAdapter:
         self._config = config
         self._authenticate = authenticate
         self._door = door
-        self._frames = FrameReader(config.request_bytes_max)
+        self._frames = FrameReader(min(config.hello_bytes_max, config.request_bytes_max))
         self._greeted = False
         self._version = wire.VERSION_MIN
         self._grants: Grants
@@ -197,6 +197,7 @@ class NativeAdapter:
             self._goodbye(ErrorCode.ACCESS_REFUSED, str(error), request.correlation_id)
             return None
         self._greeted, self._version = True, version
+        self._frames.frame_bytes_max = self._config.request_bytes_max
         self._groups = GroupDoor(
             self._broker,
             self._config,

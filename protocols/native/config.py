@@ -12,6 +12,8 @@ class NativeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     request_bytes_max: FrameBytes = 32 << 20
     """Largest request, without its length prefix. Checked when the prefix is read, before anything is kept."""
+    hello_bytes_max: FrameBytes = 64 << 10
+    """The same until the client has said hello, and is let in."""
     fetch_bytes_max: FrameBytes = 64 << 20
     """Most record bytes in one reply; only a single batch that is larger goes beyond it."""
     fetch_wait_ms_max: MillisecondsOrZero = 60_000

@@ -77,6 +77,22 @@ async def test_users_are_let_in_and_strangers_only_from_here_if_allowed() -> Non
         assert (reply.error[0], reply.error[2]) == failed
 
 
+@pytest.mark.parametrize("greeted", [False, True])
+async def test_little_is_kept_of_who_has_not_said_hello(greeted: bool) -> None:
+    config = NativeConfig(hello_bytes_max=2000)
+    produced_later = produce(("t", 0, batch_of(bytes(1985))))
+    async with native_broker(config=config) as running, connected(running, hello=greeted) as peer:
+        if greeted:
+            assert isinstance(await peer.ask(produced_later), wire.ProduceReply)
+            return
+        await peer.stream.send_all(wire.encode(produced_later)[0][:4])
+        with trio.fail_after(TIMEOUT_S):
+            reply = await peer.hear()
+        assert isinstance(reply, wire.ErrorReply)
+        assert reply.error[0] == ErrorCode.REQUEST_TOO_LARGE
+        assert await peer.ended()
+
+
 async def test_a_silent_connection_ends() -> None:
     config = NativeConfig(hello_timeout_ms=20)
     async with native_broker(config=config) as running, connected(running, hello=False) as peer:

@@ -97,6 +97,7 @@ def test_the_table_of_limits() -> None:
     defaults = {cells[2].strip("`"): cells[1] for cells in table("what")}
     config = NativeConfig()
     assert defaults["native.request_bytes_max"] == f"{config.request_bytes_max >> 20} MiB"
+    assert defaults["native.hello_bytes_max"] == f"{config.hello_bytes_max >> 10} KiB"
     assert defaults["native.fetch_bytes_max"].startswith(f"{config.fetch_bytes_max >> 20} MiB")
     assert defaults["native.fetch_wait_ms_max"] == f"{config.fetch_wait_ms_max // 1000} s"
     assert defaults["native.requests_in_flight_max"] == str(config.requests_in_flight_max)
