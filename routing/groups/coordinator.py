@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 Told = TypeVar("Told", Joined, Synced, Beaten)
 _EXPIRED_AT_ONCE = 1000
+_JUST_MOVED_MS = 15_000
+"""Within this members of a group have heard, by a heartbeat at the latest, that it has moved."""
 
 
 class Coordinator:
@@ -75,6 +77,8 @@ class Coordinator:
         self._now_ms = now_ms
         self._wall_clock_ms = wall_clock_ms
         self._cluster = cluster = broker.cluster
+        self._just_moved_until_ms: dict[str, int] = {}
+        """By log: what has moved from here."""
         self.saver = Saver(self._store_of, broker.commits, broker.spawn)
         if isinstance(offsets, OffsetStore):
             self._load(offsets)
@@ -120,6 +124,7 @@ class Coordinator:
 
     def _let_go(self, log: str) -> None:
         for name in [name for name in self.groups if self._log_of(name) == log]:
+            self._just_moved_until_ms[log] = self._now_ms() + _JUST_MOVED_MS
             self._close(name, NotCoordinator(f"group '{name}' has moved to another broker"))
 
     def _close(self, name: str, why: GroupError) -> None:
@@ -364,13 +369,18 @@ class Coordinator:
     ) -> dict[Partition, Committed]:
         """How far a group has come; who says which member it is has to be that one. While this broker hands its log
         over, whoever leads it next is waited for and asked: a client that has just been given partitions may ask once.
-        What is `unstable` then is known here, as members of before commit nothing any more.
+        What is `unstable` then is known here, as members of before commit nothing any more. Where it has just moved
+        to is not told: librdkafka, told NotCoordinator here, reads nothing more, for ever, and asks again otherwise.
 
         Raises GroupError, StorageUnavailable.
         """
         nobody: CoordinatorUnavailable | None = None
         try:
             self._require_here(group)
+        except NotCoordinator as error:
+            if self._now_ms() < self._just_moved_until_ms.get(self._log_of(group), 0):
+                raise CoordinatorLoading(str(error)) from None
+            raise
         except CoordinatorUnavailable as error:
             if self._offsets.store_of(group) is None:
                 raise

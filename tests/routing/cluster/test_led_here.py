@@ -14,7 +14,14 @@ from core_log.replication.leader import Leader
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.metadata.log_names import offsets_log
 from routing.errors import StorageUnavailable
-from routing.groups.errors import CoordinatorUnavailable, GroupError, UnknownGroup
+from routing.groups.errors import (
+    CoordinatorLoading,
+    CoordinatorUnavailable,
+    GroupError,
+    NotCoordinator,
+    UnknownGroup,
+)
+from routing.groups.membership import Joining
 from routing.topics.offset_store import Committed
 from tests.routing.cluster.test_homes import home_of
 from tests.routing.harness import body_of
@@ -184,6 +191,30 @@ async def test_how_far_a_group_has_come_is_told_once_its_log_is_handed_over() ->
         role.handing_over = True
         with pytest.raises(CoordinatorUnavailable):
             await leader.broker.groups.fetch("g", [("t", 0)])
+
+
+async def test_who_asks_how_far_a_group_has_come_that_has_just_moved_is_to_ask_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with mesh() as brokers:
+        offsets = brokers.members[1].broker.offsets
+        assert isinstance(offsets, ReplicatedOffsets)
+        log = offsets_log(offsets.log_of("g"))
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        before = brokers.members[brokers.members[1].part.leader_of(log)[0]]
+        await until(lambda: isinstance(refusal(before), UnknownGroup), 5)
+        joining = Joining("", None, "c", "/h", 10_000, 20_000, "consumer", [("range", b"")])
+        before.broker.groups.join("g", joining, lambda joined: None)
+        await before.part.resign()
+        await until(lambda: before.part.leader_of(log)[0] not in (None, before.me))
+        groups = before.broker.groups
+        with pytest.raises(CoordinatorLoading):
+            await groups.fetch("g", [("t", 0)])
+        assert isinstance(refusal(before), NotCoordinator)
+        now_ms = groups._now_ms()
+        monkeypatch.setattr(groups, "_now_ms", lambda: now_ms + 60_000)
+        with pytest.raises(NotCoordinator):
+            await groups.fetch("g", [("t", 0)])
 
 
 def refusal(member: Member) -> GroupError | None:
