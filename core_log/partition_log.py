@@ -196,7 +196,7 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
             replacement = self.take_offer()
         else:
             sync, removals, kept = False, kept, removals
-        if not (self._pending or sync or closing or self._log_start_unsaved or removals or replacement):
+        if not (self._pending or sync or closing or self._log_start_unsaved or removals or replacement or self.error):
             return None
         writes = self._pending
         if self.error is not None:

@@ -457,6 +457,29 @@ async def test_who_deletes_records_is_told_that_the_disk_refuses(flusher: LogFlu
     assert await log.delete_records(3) == 3, "it is tried again"
 
 
+@pytest.mark.parametrize("operation", ["open", "write", "sync", "rename", "sync_directory"])
+async def test_a_log_whose_new_start_is_refused_once_takes_appends_again(flusher: LogFlusher, operation: str) -> None:
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, flusher=flusher)
+    log.append(make_batch([b"a", b"b", b"c"]))
+    await log.wait_committed(3)
+    refused = []
+
+    def refuse_once(what: str, path: str) -> None:
+        if what == operation and not refused:
+            refused.append(path)
+            raise OSError(errno.EIO, "once")
+
+    files.hook = refuse_once
+    assert await log.delete_records(2) == 2
+    with trio.fail_after(10):
+        while log.error is not None:
+            await trio.sleep(0.001)
+    assert log.append(make_batch([b"d"])) == 3
+    await log.wait_committed(4)
+    assert (refused != [], log.durable_start_offset) == (True, 2)
+
+
 async def test_what_waits_is_not_handed_over_until_it_is_enlisted_again(flusher: LogFlusher) -> None:
     log, other = open_log(MemoryFiles(), flusher=flusher), open_log(MemoryFiles(), flusher=flusher)
     waiting = [True]
