@@ -383,7 +383,7 @@ class Broker(Turns):
             self.topology.drop_queue(queue)
         else:
             if isinstance(queue, Queue):
-                queue.rules.used()
+                queue.rules.consumer_gone()
             queue.wake()
 
     def _unused(self, queue: Queue) -> None:

@@ -34,6 +34,10 @@ _NEVER = 1 << 62
 _SPACING_MS = 2
 """Alarms of a queue that has done all that was due are so far apart: what becomes due in between comes together."""
 
+COME_AGAIN_S = 10.0
+"""For so long a queue whose consumers another broker has lives on without them when that one's link is lost, or its
+home has another leader: they are about to come again."""
+
 _SLAB_MIN = 8
 """Fewer messages than that are not worth an entry of their own."""
 
@@ -135,11 +139,23 @@ class QueueRules:
     # --- alarms ------------------------------------------------------------------------
 
     def used(self) -> None:
-        """Somebody declared it, looked for it, took from it or stopped consuming: it lives on for `expires_ms`."""
+        """Somebody declared it, looked for it or took from it: it lives on for `expires_ms`."""
+        self._live_on(max(self._used_ms, self._host.now_ms()))
+
+    def consumer_gone(self) -> None:
+        """Somebody stopped consuming: the same."""
+        self._live_on(self._host.now_ms())
+
+    def consumers_lost(self) -> None:
+        """Those that it may have at other brokers are not known here: it lives on for `COME_AGAIN_S` at least."""
+        come_again_ms = round(COME_AGAIN_S * 1000)
+        self._live_on(self._host.now_ms() + max(come_again_ms - self._queue.settings.expires_ms, 0))
+
+    def _live_on(self, used_ms: int) -> None:
         expires_ms = self._queue.settings.expires_ms
         if expires_ms and not self._queue.deleted:
-            self._used_ms = self._host.now_ms()
-            self._wake_at(self._used_ms + expires_ms)
+            self._used_ms = used_ms
+            self._wake_at(used_ms + expires_ms)
 
     def _wake_at(self, due_ms: int) -> None:
         if due_ms < self._alarm_ms:

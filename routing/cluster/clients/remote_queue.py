@@ -49,7 +49,7 @@ class _RemoteRules(QueueRules):
     def changed(self) -> None:
         """See `QueueRules`."""
 
-    def used(self) -> None:
+    def _live_on(self, used_ms: int) -> None:
         """See `QueueRules`."""
 
 

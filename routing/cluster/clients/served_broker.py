@@ -36,6 +36,7 @@ from routing.publishing.overflowing import deliver_refused
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
+from routing.queues.queue_rules import COME_AGAIN_S
 from routing.session import Session
 from routing.unsettled import Outcome
 
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.cluster.clients.serving import Serving
 
-_LOST_FOR_S = 10.0
-"""A queue that goes with its last consumer stays for so long when that one's link is lost."""
 _SAID_FOR_S = 5.0
 """So long something may come yet about a consumer whose queue is gone, by who did not know that."""
 
@@ -464,6 +463,7 @@ class ServedBroker:
         self._alone.clear()
         for queue in queues:
             queue.wake()
+            queue.rules.consumers_lost()
             if queue.auto_delete:
-                at = trio.current_time() + _LOST_FOR_S
+                at = trio.current_time() + COME_AGAIN_S
                 self._broker.timers.at(at, partial(self._broker.consumer_gone, queue))

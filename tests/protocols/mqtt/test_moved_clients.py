@@ -14,6 +14,7 @@ from protocols.mqtt.config import MqttConfig
 from routing.cluster.clients import clients_elsewhere
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from routing.cluster.clients.remote_queue import RemoteQueue
+from routing.queues import queue_rules
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import acknowledge, connect, packets, publish
 from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, subscribe_5, unsubscribe_5
@@ -451,3 +452,27 @@ async def test_a_session_that_expires_while_its_client_connects_elsewhere_is_not
         await later.send(connect_5("device", block(session_expiry=3600), flags=0))
         assert (await later.hears(0x20))[:2] == b"\0\0"
         assert found.nodes[LEADER].broker.topology.queues["mqtt.device"].arguments["x-expires"] == 3_600_000
+
+
+async def test_a_session_whose_brokers_link_is_lost_expires_unless_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_rules, "COME_AGAIN_S", 0.05)
+    async with town() as found:
+        leader = found.nodes[LEADER]
+        await leader.broker.declare_queue("session", durable=True, arguments={"x-expires": 3_600_000}, owner=None)
+        there = found.nodes[LATER].broker
+        session = there.session(cast("Any", Device(found.nodes[LATER], "d").adapter), protocol="mqtt", owner=None)
+        await session.consume("session", tag="", no_ack=False)
+        queue = leader.broker.topology.queues["session"]
+        with trio.fail_after(5):
+            while not queue.consumers:
+                await trio.sleep(0.002)
+        await leader.broker.alter_queue("session", {"x-expires": 1})
+        with trio.fail_after(5):
+            while queue.rules._alarm is not None:
+                await trio.sleep(0.002)
+        leader.engine.serving.lost(leader.engine.serving.links[LATER])
+        with trio.fail_after(5):
+            while "session" in leader.broker.topology.queues:
+                await trio.sleep(0.002)
