@@ -68,4 +68,5 @@ def made_by(home: Home, like: Queue, host: QueueHost) -> Queue:
         start=like.start,
     )
     queue.vhost, queue.formerly = like.vhost, like.formerly
+    queue.rules.consumers_lost()
     return queue

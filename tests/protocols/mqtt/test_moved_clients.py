@@ -454,6 +454,29 @@ async def test_a_session_that_expires_while_its_client_connects_elsewhere_is_not
         assert found.nodes[LEADER].broker.topology.queues["mqtt.device"].arguments["x-expires"] == 3_600_000
 
 
+async def test_a_session_lasts_as_long_as_its_connection_though_its_queue_gets_another_leader() -> None:
+    """The one that begins to lead it does not know yet that it is consumed."""
+    async with town() as found:
+        await subscribed(found, "device")
+        device = Device(found.nodes[FORMER], "device")
+        await device.send(connect_5("device", flags=0))
+        assert (await device.hears(0x20))[:2] == b"\1\0"
+        queue = found.nodes[FORMER].broker.topology.queues["mqtt.device"]
+        with trio.fail_after(5):
+            while queue.arguments["x-expires"] != 1:
+                await trio.sleep(0.002)
+        for index in range(2):
+            found.lead(index, LATER)
+        publisher = Device(found.nodes[LATER], "publisher")
+        await publisher.begin()
+        await publisher.send(publish("t", b"1", qos=1, packet_id=1))
+        assert (await device.hears(0x32)).endswith(b"1")
+        device.lose()
+        with trio.fail_after(5):
+            while "mqtt.device" in found.nodes[LATER].broker.topology.queues:
+                await trio.sleep(0.002)
+
+
 async def test_a_session_whose_brokers_link_is_lost_expires_unless_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
