@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
@@ -31,6 +32,7 @@ from spark_bridge.message_columns import MESSAGE_COLUMNS, PROPERTIES_TYPE, messa
 from spark_bridge.offsets import OffsetRange
 from spark_bridge.options import OptionError
 
+_TIMESTAMP_MS_MAX = ((1 << 63) - 1) // 1000
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
     "key": (BinaryType(), pa.binary()),
@@ -87,13 +89,19 @@ def arrow_rows(columns: Columns, one: OffsetRange, names: tuple[str, ...]) -> pa
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(names))
 
 
+def _timestamps(columns: Columns) -> pa.Array:
+    """In microseconds, of which 64 bits hold less: what a producer dates beyond that has the first or the last time."""
+    times = np.clip(columns.timestamps_ms, -_TIMESTAMP_MS_MAX, _TIMESTAMP_MS_MAX)
+    return pa.array(times * 1000).view(pa.timestamp("us", tz="UTC"))
+
+
 _MAKERS: dict[str, Callable[[Columns, OffsetRange], pa.Array]] = {
     "key": lambda columns, one: columns.keys,
     "value": lambda columns, one: columns.values,
     "topic": lambda columns, one: pa.repeat(pa.scalar(one.topic, pa.string()), len(columns.offsets)),
     "partition": lambda columns, one: pa.repeat(pa.scalar(one.partition, pa.int32()), len(columns.offsets)),
     "offset": lambda columns, one: pa.array(columns.offsets),
-    "timestamp": lambda columns, one: pa.array(columns.timestamps_ms * 1000).view(pa.timestamp("us", tz="UTC")),
+    "timestamp": lambda columns, one: _timestamps(columns),
     "timestampType": lambda columns, one: pa.array(columns.timestamp_types),
     "headers": lambda columns, one: columns.headers,
 }

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from core_log.record_batch import BatchBuilder, Compression, CorruptBatch, decode_columns
 from spark_bridge import columns
 from spark_bridge.columns import Columns, decode, opened
+from spark_bridge.offsets import OffsetRange
+from spark_bridge.schema import arrow_rows
 
 pieces = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=120, max_size=140))
 records = st.tuples(
@@ -120,6 +122,20 @@ def test_a_part() -> None:
     columns = decode(opened(made), with_headers=True)
     whole = as_lists(columns)
     assert as_lists(columns.part(2, 5)) == tuple(column[2:5] for column in whole)
+
+
+def test_times_that_are_too_far_off_for_spark_are_its_first_and_last() -> None:
+    last, most = (1 << 63) - 1, ((1 << 63) - 1) // 1000
+    times = [0, most, most + 1, last, -most, -most - 1, -last]
+    batches = []
+    for at, time_ms in enumerate(times):
+        builder = BatchBuilder(at, 0, time_ms)
+        builder.add(at, None, b"v")
+        batches.append(builder.build())
+    columns = decode(opened(batches), with_headers=False)
+    (found,) = arrow_rows(columns, OffsetRange("t", 0, 0, len(times)), ("timestamp",)).columns
+    expected = [0, *[most] * 3, *[-most] * 3]
+    assert found.cast("int64").to_pylist() == [time_ms * 1000 for time_ms in expected]
 
 
 @both_ways
