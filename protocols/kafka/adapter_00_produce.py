@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import structlog
+import trio
 
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
 from core_log.errors import InvalidRecord, OutOfOrderSequence
@@ -37,6 +38,8 @@ ALL, NONE = -1, 0
 _LEADERS_SINCE = 10
 _NAMED_MAX = 10_000
 """Records that a reply blames; where more are to blame none is named, and clients take it to be all of the batch."""
+_AT_ONCE = 32
+"""Partitions, then others have their turn."""
 
 log = structlog.get_logger(__name__)
 
@@ -161,6 +164,8 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
                     sync = request.acks == ALL
                     door.broker.commits.when_committed([(log, end)], done, sync=sync)
             index += 1
+            if not index % _AT_ONCE:
+                await trio.lowlevel.checkpoint()
     if not index:
         producing.finish()
     producing.wait(wait_ms_of(door, request))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -29,6 +30,7 @@ from core_log.compression import DECOMPRESSED_BYTES_MAX
 from core_log.errors import InvalidRecord
 from core_log.files import BytesLike
 from core_log.record_batch import BatchBuilder, Record, iterate_records
+from core_log.threads import in_thread
 from routing.commits import storage_errors
 from routing.errors import BrokerError
 from routing.facts import DELAY_MS_MAX, pack
@@ -52,6 +54,8 @@ PRIORITY_MAX = 9
 _NAMES = (DELAY.encode(), DELIVER_AT.encode())
 _DIGITS_MAX = 15
 _LOOK_S = 1.0
+_AT_ONCE = 1000
+"""Records; with more, others have their turn meanwhile."""
 _ARGUMENTS = {"x-single-active-consumer": True, "x-deduplication-window-ms": 3_600_000}
 
 
@@ -141,11 +145,12 @@ class DelayedRecords:
         left: list[BytesLike] = []
         parked: list[Parked] = []
         for header, batch in zip(headers, batches, strict=True):
-            rest, found = divide(header, batch, log.wall_clock_ms(), delays=config.delays, priorities=by_turn)
+            work = partial(divide, header, batch, log.wall_clock_ms(), delays=config.delays, priorities=by_turn)
+            rest, found = work() if header.record_count <= _AT_ONCE else await in_thread(work)
             left.append(rest)
             parked += found
-        if parked:
-            await self._park(partition, parked, by_turn)
+        for at in range(0, len(parked), _AT_ONCE):
+            await self._park(partition, parked[at : at + _AT_ONCE], by_turn)
         return left
 
     async def put_off(self, partition: TopicPartition, record: Record, delay_ms: int, name: str) -> None:

@@ -20,7 +20,7 @@ from protocols.kafka.messages_admin import (
     INCREMENTAL_ALTER_CONFIGS,
 )
 from protocols.kafka.messages_groups import LEAVE_GROUP, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
-from protocols.kafka.messages_records import LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH
+from protocols.kafka.messages_records import LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH, PRODUCE
 from protocols.kafka.messages_transactions import (
     ADD_PARTITIONS_TO_TXN,
     DESCRIBE_PRODUCERS,
@@ -37,10 +37,14 @@ NAMES = [f"none-{number}" for number in range(COUNT)]
 NUMBERS = range(COUNT)
 
 
-def each(field: str, **more: Any) -> list[Entity]:
-    """As many things, told apart by name or number."""
+FEW = 3000
+"""Of what takes long each."""
+
+
+def each(field: str, many: int = COUNT, /, **more: Any) -> list[Entity]:
+    """So many things, told apart by name or number."""
     values = NUMBERS if field in ("partition", "partition_index", "producer_id") else NAMES
-    return [Entity(**{field: value}, **more) for value in values]
+    return [Entity(**{field: value}, **more) for value in values[:many]]
 
 
 def of_topic(**fields: Any) -> dict[str, Any]:
@@ -59,7 +63,9 @@ TRANSACTION = {
     "v3_and_below_producer_epoch": 0,
     "v3_and_below_topics": [Entity(name="t", partitions=NUMBERS)],
 }
+PRODUCED = [Entity(name="t", partition_data=[Entity(index=number, records=b"") for number in NUMBERS])]
 REQUESTS: list[tuple[Api, int, dict[str, Any]]] = [
+    (PRODUCE, 7, {"transactional_id": None, "acks": 1, "timeout_ms": 0, "topic_data": PRODUCED}),
     (METADATA, 9, {"topics": each("name"), "allow_auto_topic_creation": False}),
     (DESCRIBE_CONFIGS, 4, {"resources": each("resource_name", resource_type=2)}),
     (LIST_OFFSETS, 7, of_topic(name="t", partitions=each("partition_index", timestamp=-1))),
@@ -70,7 +76,7 @@ REQUESTS: list[tuple[Api, int, dict[str, Any]]] = [
     (OFFSET_FOR_LEADER_EPOCH, 4, of_topic(topic="t", partitions=each("partition", leader_epoch=0))),
     (LEAVE_GROUP, 5, {"group_id": "g", "members": each("member_id")}),
     (DELETE_RECORDS, 2, of_topic(name="t", partitions=each("partition_index", offset=0))),
-    (CREATE_TOPICS, 7, {"topics": each("name", **NEW), **LOOKED_AT}),
+    (CREATE_TOPICS, 7, {"topics": each("name", FEW, **NEW), **LOOKED_AT}),
     (DELETE_TOPICS, 5, {"topic_names": NAMES, "timeout_ms": 0}),
     (CREATE_PARTITIONS, 3, {"topics": each("name", count=2, assignments=None), **LOOKED_AT}),
     (INCREMENTAL_ALTER_CONFIGS, 1, {"resources": each("resource_name", resource_type=2, configs=[])}),
@@ -79,7 +85,11 @@ REQUESTS: list[tuple[Api, int, dict[str, Any]]] = [
     (CREATE_ACLS, 3, {"creations": each("resource_name", permission_type=3, **ACL)}),
     (DESCRIBE_PRODUCERS, 0, of_topic(name="t", partition_indexes=NUMBERS)),
     (DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": NAMES}),
-    (WRITE_TXN_MARKERS, 1, {"markers": each("producer_id", **MARKER, **of_topic(name="none", partition_indexes=[0]))}),
+    (
+        WRITE_TXN_MARKERS,
+        1,
+        {"markers": each("producer_id", FEW, **MARKER, **of_topic(name="none", partition_indexes=[0]))},
+    ),
     (ADD_PARTITIONS_TO_TXN, 3, TRANSACTION),
     (ALTER_USER_SCRAM_CREDENTIALS, 0, {"deletions": each("name", mechanism=1)}),
 ]

@@ -219,3 +219,22 @@ async def test_a_group_that_nobody_answers_for_does_not_hold_up_others(
         await become(running, clock, [b"v0"])
         await broker.offsets.commit("g", {("t", 0): Committed(1)})
         await become(running, clock, [b"v0", b"v1"])
+
+
+async def test_others_have_their_turn_while_a_large_batch_is_parked(clock: MockClock) -> None:
+    seen: set[int] = set()
+    async with engine(MemoryFiles()) as running, trio.open_nursery() as nursery:
+        topology = running.broker.topology
+
+        async def look() -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+                if QUEUE in topology.queues:
+                    seen.add(sum(1 for _ in topology.queues[QUEUE].rules.delayed()))
+
+        await running.broker.create_topic("t", config={"millrace.delay.enable": "true"})
+        data = batch(*["90000"] * 2_500, producer=7, sequence=0)
+        nursery.start_soon(look)
+        await running.broker.delayed.park(topology.topics["t"].partitions[0], [validate(data)], [data])
+        assert seen >= {1_000, 2_000, 2_500}
+        nursery.cancel_scope.cancel()
