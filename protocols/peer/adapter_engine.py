@@ -18,6 +18,8 @@ from protocols.peer.wire_engine import AnyEngineFrame
 
 FRAME_BYTES = 32 << 20
 """A frame is sent when it has grown to this, whatever else the turn brings."""
+FRAME_ENTRIES = 50_000
+"""Or has so many entries, or ranges in them: there are bounds for both, which are larger."""
 
 
 class EngineAdapter(PeerAdapter):

@@ -7,7 +7,7 @@ from typing import Any
 
 from core_log.errors import CorruptBatch
 from protocols.peer import wire_engine as wire
-from protocols.peer.adapter_engine import FRAME_BYTES, EngineAdapter, as_pairs
+from protocols.peer.adapter_engine import FRAME_BYTES, FRAME_ENTRIES, EngineAdapter, as_pairs
 from protocols.peer.adapter_feed import FeedOut, Feeds
 from protocols.peer.adapter_slabs import SlabReader, records_entry, to_entry
 from protocols.peer.adapter_transactions import TransactionsOut
@@ -87,7 +87,8 @@ class ForwardingAdapter(EngineAdapter):
         else:
             self._publish.records.append(records_entry(log, leader_epoch, kept, what, begins))
         self._publish_bytes += kept.size_bytes
-        if self._publish_bytes > FRAME_BYTES:
+        entries = len(self._publish.slabs) + len(self._publish.records)
+        if self._publish_bytes > FRAME_BYTES or entries >= FRAME_ENTRIES:
             self.flush()
 
     def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
@@ -108,6 +109,9 @@ class ForwardingAdapter(EngineAdapter):
             before += ranges
         else:
             settled.append(wire.SettleEntry(number, outcome.value, list(ranges)))
+            if len(settled) >= FRAME_ENTRIES:
+                self._write(wire.Settle(settled))
+                self._settled = []
 
     def credit(self, number: int, messages: int, size_bytes: int) -> None:
         """See `EngineLink`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from protocols.peer import columns
 from protocols.peer import wire_engine as wire
-from protocols.peer.adapter_engine import FRAME_BYTES, EngineAdapter, as_pairs
+from protocols.peer.adapter_engine import FRAME_BYTES, FRAME_ENTRIES, EngineAdapter, as_pairs
 from protocols.peer.adapter_feed import FeedIn
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.adapter_transactions import TransactionsIn
@@ -73,7 +73,7 @@ class ServedAdapter(EngineAdapter):
             entry = wire.DeliverEntry(number, first_id + at - start, redelivered, to_entry(slab, at, end))
             self._deliveries.append(entry)
             self._deliveries_bytes += len(entry.slab.bodies[1])
-        if self._deliveries_bytes > FRAME_BYTES:
+        if self._deliveries_bytes > FRAME_BYTES or len(self._deliveries) >= FRAME_ENTRIES:
             self._send_deliveries()
 
     def _send_deliveries(self) -> None:
