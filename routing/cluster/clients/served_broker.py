@@ -70,6 +70,8 @@ class ServedBroker:
         """Of the next message that is got: what a number had before its session ended is not told by the same id."""
         self._alone: set[int] = set()
         """Sessions without a consumer that have something unsettled."""
+        self._is_over = False
+        """The link is."""
 
     # ---- publishing
 
@@ -413,6 +415,8 @@ class ServedBroker:
         self._broker.end_turn()
 
     async def _get(self, request: int, queue: Queue, number: int, no_ack: bool) -> None:
+        if self._is_over:
+            return  # else nobody would give back what it gets
         session = self._session(number, queue)
         session.next_id = max(session.next_id, self._next_id)
         self._getting.append(number)
@@ -447,6 +451,7 @@ class ServedBroker:
 
     def lost(self) -> None:
         """The link is over: all that was given out is back."""
+        self._is_over = True
         self.logs.lost()
         queues: dict[Queue, None] = {}
         for session in list(self._sessions.values()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
@@ -128,6 +130,24 @@ async def test_who_acknowledges_nothing_misses_nothing_when_the_link_is_lost_bef
             found = [await Client(other).get(no_ack=True) for _ in range(2)]
         assert lost.is_set()
         assert [got and got[0] for got in found] == [b"first", b"second"]
+
+
+async def test_nothing_is_got_for_who_asked_over_a_link_that_is_lost_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with town_of(1, 2, leader=1) as town:
+        leader, other = town.nodes[1], town.nodes[2]
+        await leader.broker.declare_queue("q", durable=True)
+        Client(leader).publish(b"first")
+        ask, first = served_broker.ServedBroker.ask, leader.engine.serving.links[2]
+
+        def ask_and_lose(self: served_broker.ServedBroker, request: int, what: str, *where: Any) -> None:
+            ask(self, request, what, *where)
+            if self is first:
+                self.link.replaced()
+
+        monkeypatch.setattr(served_broker.ServedBroker, "ask", ask_and_lose)
+        with trio.fail_after(10):
+            assert await Client(other).get()
+        assert first.link is not leader.engine.serving.links[2].link
 
 
 @pytest.mark.parametrize("no_ack", [True, False])
