@@ -170,6 +170,12 @@ class AcceptedAdapter(PeerAdapter):
     def closed(self, closed: bool) -> None:
         self._is_closed = closed
 
+    def next_timer_at(self) -> float:
+        """See `PeerAdapter`; frames that wait have been heard."""
+        if self._real is not None:
+            self._heard_s = max(self._heard_s, self._real._heard_s)
+        return super().next_timer_at()
+
     def _link_opened(self) -> None:
         self._real = real = self._make()
         real.opened = True

@@ -159,7 +159,7 @@ class ServedAdapter(EngineAdapter):
             if revision > self._serving.revision:
                 await self._serving.catch_up(revision)
                 self._heard_s = self._clock()
-            if not self.closed:
+            if not (self.closed or self._lost):
                 self._take(frame)
 
     def _take(self, frame: Any) -> None:
