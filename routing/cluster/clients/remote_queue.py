@@ -437,6 +437,10 @@ class RemoteQueue(Queue):
         """See `Queue.give_back_offsets`."""
         self._say(offsets, Outcome.REQUEUE if cause is Cause.REQUEUED else Outcome.RELEASE)
 
+    def not_seen(self, offsets: Sequence[int], redelivered: bool) -> None:
+        """See `Queue.not_seen`."""
+        self._say(offsets, Outcome.UNSEEN_AGAIN if redelivered else Outcome.UNSEEN)
+
     def reject(self, offsets: Sequence[int]) -> None:
         """See `Queue.reject`."""
         self._say(offsets, Outcome.DISCARD)

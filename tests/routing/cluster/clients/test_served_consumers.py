@@ -14,6 +14,7 @@ from routing.errors import NotFound
 from routing.facts import pack
 from routing.message import Slab
 from routing.session import Session
+from routing.unsettled import Outcome
 from tests.routing.harness import PERSISTENT
 from tests.support.engine_node import EngineNode, town_of
 
@@ -42,10 +43,12 @@ class Reader(Client):
     def __init__(self, node: EngineNode) -> None:
         super().__init__(node)
         self.bodies: list[bytes] = []
+        self.redelivered: list[bool] = []
 
     def deliver(self, consumer: object, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         super().deliver(consumer, first_id, slab, start, stop, redelivered)
         self.bodies += slab.bodies[start:stop]
+        self.redelivered += [redelivered] * (stop - start)
 
 
 async def test_who_could_not_be_delivered_to_is_cancelled_and_another_has_the_messages(
@@ -188,3 +191,23 @@ async def test_what_a_consumer_gives_back_is_there_before_the_next_one_is_given_
                 await trio.sleep(0.001)
         assert frames[:2] == ["Settle", "Cancel"]
         assert first.bodies == second.bodies == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_what_a_protocol_gives_back_that_its_client_was_not_given_comes_again_as_it_was(again: bool) -> None:
+    """As MQTT does where packet ids are in use."""
+    async with town_of(1, 2, leader=1) as town:
+        leader, client = town.nodes[1].broker, Reader(town.nodes[2])
+        await leader.declare_queue("q", durable=True)
+        Client(town.nodes[1]).session.publish(Slab("", "q", PERSISTENT, [b"1"]))
+        leader.end_turn()
+        await client.session.consume("q", tag="c", no_ack=False)
+        with trio.fail_after(10):
+            while not client.got:
+                await trio.sleep(0.001)
+            client.session.settle(1, 1, Outcome.UNSEEN_AGAIN if again else Outcome.UNSEEN)
+            client.session.broker.end_turn()
+            while client.got < 2:
+                await trio.sleep(0.001)
+        assert client.bodies == [b"1", b"1"]
+        assert client.redelivered == [False, again]
