@@ -356,10 +356,12 @@ class Queue:
         self.rules.came_back(offsets)
 
     def not_seen(self, offsets: Sequence[int], redelivered: bool) -> None:
-        """Deliveries that nobody was given after all are back where they stood."""
-        if self.deleted or self.groups is not None or self.returns is not None:
-            return self.give_back_offsets(offsets)
-        if self.rules.timed:
+        """Deliveries that nobody was given after all are back where they stood; it counts as no return."""
+        if self.deleted:
+            return self.settle_offsets(offsets)
+        if self.groups is not None:
+            self.groups.release(offsets)
+        if self.rules.timed or self.groups is not None:
             return self.stand_again(offsets, delivered=redelivered)
         self.not_taken(offsets, redelivered)
         self.wake()

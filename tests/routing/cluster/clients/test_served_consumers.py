@@ -193,6 +193,38 @@ async def test_what_a_consumer_gives_back_is_there_before_the_next_one_is_given_
         assert first.bodies == second.bodies == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("limit", [0, 2])
+async def test_what_came_to_its_broker_and_no_further_has_not_come_back(limit: int) -> None:
+    """Two consumers share a limit of one message: what has come for the other goes back when both are gone."""
+    async with town_of(1, 2, leader=1) as town:
+        leader, other = town.nodes[1].broker, town.nodes[2].broker
+        await leader.declare_queue("q", durable=True, arguments={"x-delivery-limit": limit})
+        Client(town.nodes[1]).session.publish(Slab("", "q", PERSISTENT, [b"1", b"2"]))
+        leader.end_turn()
+        queue = leader.topology.queues["q"]
+        with trio.fail_after(10):
+            for _ in range(limit + 1):
+                client = Reader(town.nodes[2])
+                client.session.prefetch = 1
+                for tag in ("c", "d"):
+                    await client.session.consume("q", tag=tag, no_ack=False)
+                while client.bodies != [b"1"] or queue.outstanding < 2:
+                    await trio.sleep(0.001)
+                for consumer in list(client.session.consumers):
+                    client.session.cancel(consumer)
+                other.end_turn()
+                while queue.consumers or not queue.message_count:
+                    await trio.sleep(0.001)
+                assert queue.message_count == 1
+                client.session.settle(1, 1, Outcome.UNSEEN)
+                client.session.close()
+                other.end_turn()
+                while queue.message_count < 2:
+                    await trio.sleep(0.001)
+        assert queue.returns is not None
+        assert not queue.returns.tries
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_what_a_protocol_gives_back_that_its_client_was_not_given_comes_again_as_it_was(again: bool) -> None:
     """As MQTT does where packet ids are in use."""
