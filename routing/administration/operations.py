@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from routing.broker import Broker
 
 ROWS_MAX = 1000
+NESTING_MAX = 32
+"""So deep headers and arguments are nested at most, as in AMQP: what is shown of them is nested a little deeper."""
 LOOKS = ("administrator", "monitoring")
 CHANGES = ("administrator",)
 
@@ -107,11 +109,22 @@ def checked(name: str, found: Operation, arguments: Mapping[str, Any]) -> dict[s
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{name}: {error}") from None
     fields = {field: getattr(given, field) for field in given.__struct_fields__}
+    said = [value for value in fields.values() if isinstance(value, dict)]
     try:
-        msgspec.msgpack.encode([value for value in fields.values() if isinstance(value, dict)])
+        _require_flat(said, NESTING_MAX + 1)
+        msgspec.msgpack.encode(said)
     except (OverflowError, RecursionError):  # JSON may have what no answer at the native door could tell
         raise InvalidArgument(f"{name}: a number has over 64 bits, or too much is nested") from None
     return fields
+
+
+def _require_flat(values: Iterable[Any], levels: int) -> None:
+    """Raises RecursionError where more is nested than so many levels deep."""
+    if not levels:
+        raise RecursionError
+    for value in values:
+        if isinstance(value, dict | list):
+            _require_flat(value.values() if isinstance(value, dict) else value, levels - 1)
 
 
 def require_tag(broker: Broker, user: str, what: str, tags: tuple[str, ...]) -> None:

@@ -1,11 +1,12 @@
 """What clients of other brokers ask for that only who leads a queue, or has it, can do: operations by their names.
 
 Who may ask was looked at where the client is. An operation runs once for each time it is asked for: one whose link is
-lost meanwhile may have been done.
+lost meanwhile may have been done. What it raises unexpectedly is logged, and ends nothing but the operation.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.clients.served import ServedLink
     from routing.cluster.clients.serving import Serving
+
+logger = logging.getLogger(__name__)
 
 
 class ServedCommands:
@@ -44,5 +47,8 @@ class ServedCommands:
             answer = Answer(error)
         except (LogError, OSError) as error:
             answer = Answer(StorageUnavailable(str(error)))
+        except Exception:
+            logger.exception("'%s' fails, which another broker has asked for", name)
+            answer = Answer(StorageUnavailable(f"'{name}' has failed where the queue is led; the log there says why"))
         self._link.answer(request, answer)
         self._broker.end_turn()

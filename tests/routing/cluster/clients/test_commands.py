@@ -1,0 +1,45 @@
+"""Operations on queues that another broker leads: what it finds, and what may go wrong there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from routing.administration.operations import administer
+from routing.errors import InvalidArgument, StorageUnavailable
+from routing.message import NeutralProperties, Properties, Slab
+from routing.property_editors import NEUTRAL, to_neutral_raw
+from tests.routing.cluster.clients.test_served_consumers import Client
+from tests.support.engine_node import town_of
+
+
+def nested(levels: int) -> dict[str, Any]:
+    headers: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        headers = {"a": headers}
+    return headers
+
+
+def with_headers(headers: dict[str, Any]) -> Properties:
+    return Properties(NEUTRAL, to_neutral_raw(NeutralProperties(headers=headers)), persistent=True)
+
+
+async def test_headers_that_could_not_be_shown_are_refused_and_end_no_broker() -> None:
+    async with town_of(1, 2, leader=1) as town:
+        leader, other = town.nodes[1].broker, town.nodes[2].broker
+        await leader.declare_queue("q", durable=True)
+        said = {"routing_key": "q", "body": "x"}
+        with trio.fail_after(10):
+            await administer(other, "guest", "messages.publish", {**said, "headers": nested(32)})
+            (shown,) = await administer(other, "guest", "queues.peek", {"name": "q"})
+            assert shown["headers"] == nested(32)
+            for levels in (33, 480):
+                with pytest.raises(InvalidArgument, match="nested"):
+                    await administer(other, "guest", "messages.publish", {**said, "headers": nested(levels)})
+            Client(town.nodes[1]).session.publish(Slab("", "q", with_headers(nested(480)), [b"from before"]))
+            leader.end_turn()
+            with pytest.raises(StorageUnavailable, match="has failed"):
+                await administer(other, "guest", "queues.peek", {"name": "q"})
+            assert (await other.check_queue("q", None)).message_count == 2
