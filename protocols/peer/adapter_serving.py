@@ -24,6 +24,7 @@ from routing.cluster.clients.leader_questions import Answer
 from routing.cluster.clients.served_broker import ServedBroker
 from routing.cluster.clients.served_logs import LogRead
 from routing.cluster.clients.streams import Records
+from routing.errors import LimitExceeded
 from routing.message import Numbered as Numbers
 from routing.message import Slab
 from routing.queues.publish_numbers import unpack_numbers
@@ -111,7 +112,12 @@ class ServedAdapter(EngineAdapter):
             self._write(wire.Fetched(request, "", "", part.log_start, part.high_watermark, part.offset, batches))
             return
         if answer.value:
-            self._write(wire.Result(request, "", "", pack_value(answer.value[0])))
+            value = pack_value(answer.value[0])
+            if len(value) > wire.COMMAND_BYTES_MAX:
+                text = f"the answer would be {len(value):,} bytes long: ask for less at once"
+                self._write(wire.Result(request, LimitExceeded.__name__, text, b""))
+            else:
+                self._write(wire.Result(request, "", "", value))
             return
         got = None
         if answer.slab is not None:

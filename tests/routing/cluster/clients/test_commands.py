@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from routing.administration.operations import administer
-from routing.errors import InvalidArgument, StorageUnavailable
+from routing.errors import InvalidArgument, LimitExceeded, StorageUnavailable
 from routing.message import NeutralProperties, Properties, Slab
 from routing.property_editors import NEUTRAL, to_neutral_raw
 from tests.routing.cluster.clients.test_served_consumers import Client
@@ -43,3 +43,18 @@ async def test_headers_that_could_not_be_shown_are_refused_and_end_no_broker() -
             with pytest.raises(StorageUnavailable, match="has failed"):
                 await administer(other, "guest", "queues.peek", {"name": "q"})
             assert (await other.check_queue("q", None)).message_count == 2
+
+
+async def test_who_asks_for_more_than_goes_between_brokers_is_told_so_and_the_link_stands() -> None:
+    async with town_of(1, 2, leader=1) as town:
+        leader, other = town.nodes[1].broker, town.nodes[2]
+        await leader.declare_queue("q", durable=True)
+        slab = Slab("", "q", with_headers({"h": "x" * 120_000}), [b"\xff" * 65_536] * 100)
+        Client(town.nodes[1]).session.publish(slab)
+        leader.end_turn()
+        link, said = other.engine.forwarding.links[1], {"name": "q", "limit": 100, "bytes_max": 65_536}
+        with trio.fail_after(20):
+            with pytest.raises(LimitExceeded, match="ask for less"):
+                await administer(other.broker, "guest", "queues.peek", said)
+            assert len(await administer(other.broker, "guest", "queues.peek", {**said, "limit": 10})) == 10
+        assert other.engine.forwarding.links[1] is link
