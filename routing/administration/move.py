@@ -44,8 +44,12 @@ class _Mover:
         self.changed = trio.Event()
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        assert isinstance(consumer.queue, Queue)
+        if consumer.queue.elsewhere:  # by now: it is given back
+            self.changed.set()
+            return
         part = slab.part(start, stop)
-        facts = consumer.queue.store.facts if isinstance(consumer.queue, Queue) else None
+        facts = consumer.queue.store.facts
         if facts:
             # Slabs of what waits need not know what their messages asked for.
             offsets = consumer.session.unsettled[-1].offsets_of(first_id, first_id + stop - start)
@@ -110,7 +114,9 @@ def _copies(slab: Slab, destination: str) -> Iterator[Slab]:
 
 
 async def move(broker: Broker, vhost: str, source: Queue, destination: str, count: int) -> int:
-    """Move up to `count` messages that wait now; how many were moved. Raises BrokerError if something went wrong."""
+    """Move up to `count` messages that wait now, and no more once another broker leads the source; how many were moved.
+    Raises BrokerError if something went wrong.
+    """
     count = min(count, source.message_count)
     if count <= 0:
         return 0
@@ -123,7 +129,7 @@ async def move(broker: Broker, vhost: str, source: Queue, destination: str, coun
         session.set_prefetch(min(count, _UNDER_WAY_MAX), per_session=True)
         consumer = await session.consume(source.name, tag="move", no_ack=False)
         with trio.move_on_after(_TIMEOUT_S):
-            while settled < count and mover.failure is None:
+            while settled < count and mover.failure is None and not source.deleted:
                 mover.changed = trio.Event()
                 broker.end_turn()
                 arrived, mover.arrived = mover.arrived, []

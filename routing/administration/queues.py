@@ -195,6 +195,12 @@ async def move_messages(
         there: dict[str, int] = await ask_leader(queue, "queues.move", told)
         return there
     moved = await move(broker, vhost, queue, destination, min(limit, MOVED_MAX))
+    if queue.deleted and not moved:
+        there = await move_messages(broker, user, source, destination, vhost, limit)  # another's now, or gone
+        return there
+    if queue.deleted:
+        queue = _queue(broker, vhost, source, "queues.move")
+        await queue.refresh()
     return {"moved": moved, "left": queue.message_count}
 
 

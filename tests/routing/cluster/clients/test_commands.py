@@ -9,9 +9,11 @@ import trio
 
 from routing.administration.operations import administer
 from routing.errors import InvalidArgument, LimitExceeded, StorageUnavailable
+from routing.facts import pack
 from routing.message import NeutralProperties, Properties, Slab
 from routing.property_editors import NEUTRAL, to_neutral_raw
 from tests.routing.cluster.clients.test_served_consumers import Client
+from tests.routing.harness import PERSISTENT
 from tests.support.engine_node import town_of
 
 
@@ -58,3 +60,35 @@ async def test_who_asks_for_more_than_goes_between_brokers_is_told_so_and_the_li
                 await administer(other.broker, "guest", "queues.peek", said)
             assert len(await administer(other.broker, "guest", "queues.peek", {**said, "limit": 10})) == 10
         assert other.engine.forwarding.links[1] is link
+
+
+async def test_what_is_moved_while_the_source_gets_another_leader_is_moved_from_there() -> None:
+    async with town_of(1, 2, 3) as town:
+        first, third = town.nodes[1].broker, town.nodes[3]
+        town.lead(1, 2)
+        for name in ("a", "b", "c"):
+            await first.declare_queue(name, durable=True)
+        names = {first.topology.queues[name].partition.index: name for name in ("a", "b", "c")}
+        source, destination = names[0], names[1]
+        queue = first.topology.queues[source]
+        facts = [pack(True, 0, 600_000)] * 1500
+        Client(town.nodes[1]).session.publish(Slab("", source, PERSISTENT, [b"old"] * 1500, facts=facts))
+        first.end_turn()
+        done: list[dict[str, int]] = []
+
+        async def move() -> None:
+            said = {"source": source, "destination": destination}
+            done.append(await administer(first, "guest", "queues.move", said))
+
+        with trio.fail_after(15):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(move)
+                while not queue.outstanding:
+                    await trio.lowlevel.checkpoint()
+                town.lead(0, 3)  # what nobody has moved is not there: nothing is replicated
+                new = Slab("", source, PERSISTENT, [b"new"] * 1200, facts=facts[:1200])
+                Client(third).session.publish(new)
+                third.broker.end_turn()
+        assert not third.broker.topology.queues[source].message_count
+        assert done[0]["left"] == 0
+        assert done[0]["moved"] >= 1200
