@@ -274,18 +274,19 @@ class Groups:
 
     def first(self) -> tuple[int, int, bool]:
         """As `Queue.head`, for one who takes a single message: of a key that is free, or what has to be read first."""
-        while self._look_ahead()[0]:
-            pass
-        first, count, again = self._queue.head()
-        if count and (first < self._looked_before or not self._free) and self._queue.partition.find(first) is None:
-            return first, 1, again
-        while self._free:
+        while True:
+            while self._look_ahead()[0]:
+                pass
+            first, count, again = self._queue.head()
+            if count and (first < self._looked_before or not self._free) and self._queue.partition.find(first) is None:
+                return first, 1, again
+            if not self._free:
+                return 0, 0, False
             key = next(iter(self._free))
             offset = self._waiting[key][0]
             if self.aside.present([offset]):
                 return offset, 1, offset in self._again
-            self._pick(key, 1)
-        return 0, 0, False
+            self._pick(key, 1)  # it has gone: what follows may be of no key that was found yet
 
     def take_first(self) -> None:
         """Take what `first` said: it is delivered now."""

@@ -169,6 +169,21 @@ async def test_what_is_set_aside_expires(clock: MockClock) -> None:
         assert one.take_bodies() + two.take_bodies() == ["a4"]
 
 
+async def test_a_get_finds_what_waits_behind_messages_that_went_while_they_were_set_aside(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        client = await grouped(running, x_message_ttl=1000)
+        publish(client, "a1", "b1")
+        running.turn()
+        got = await client.session.get("q", no_ack=True)
+        assert got is not None
+        assert body_of(got) == "a1"  # and b1 was looked at
+        clock.jump(2)
+        await wait_all_tasks_blocked()
+        publish(client, "c1")
+        running.turn()
+        assert await running.drain("q") == [("c1", False)]
+
+
 async def test_a_policy_groups_a_queue_that_is_there_and_lets_it_go_again() -> None:
     async with engine(MemoryFiles()) as running:
         await running.broker.declare_exchange("keys", "fanout", durable=True)
