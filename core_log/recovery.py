@@ -6,7 +6,8 @@
    the log is cut: the rest of the segment and all later segments go, which is logged with file and position. So they do
    where the next one was begun `early` and does not begin where this one ends: it lost its end (`closing.py`, 4).
    What goes is kept in `damaged/` if it does not look like the torn tail of a stop (`damage.py`): it may be what a bit
-   that has flipped is in the way of.
+   that has flipped is in the way of. Later segments go first, the last one before all others: as long as there are any,
+   the next start finds what they are cut off for, and no gap that looks like offsets that were left out.
 3. What was scanned is written again where it is, as it was checked, and synced before the log is used, so that it may
    be called flushed (`written_again.py`). A disk that refuses this refuses the log.
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment, beside the old ones: they get
@@ -88,17 +89,15 @@ def recover(
     scanned_to: int | None = None
     """Where the segment before, if it was scanned, ends."""
     damaged = _lacks_files(directory, bases, log_start, point)
-    for name in names:
+    for at, name in enumerate(names):
         base = name.base_offset
         segment = Segment(directory, name, config.index_interval_bytes, None)
         if not cut and point is not None and base == point.early and scanned_to is not None and base > scanned_to:
             logger.error("cutting the log: %s ends at offset %d, not at %d", segments[-1].log_path, scanned_to, base)
             cut = True
+            _drop(files, directory, names[at:])
         if cut:
-            if aside:
-                files.rename(segment.log_path, f"{aside}/{name}.log")
-            segment.remove(files)
-            continue
+            break
         segments.append(segment)
         if base < trusted_below:
             segment.size = segment.written_bytes = files.size(segment.log_path)
@@ -106,9 +105,8 @@ def recover(
                 damaged = _rebuild_index(files, segment, on_damage) or damaged
             continue
         synced = point if base == trusted_below else None
-        is_last = name is names[-1] and not name.generation
         trusted_bytes, end, cut, room_bytes, aside = _recover_segment(
-            files, segment, synced, config, now_ms, is_last=is_last
+            files, segment, synced, config, now_ms, names[at:]
         )
         damaged = damaged or bool(synced and segment.size < synced.position)
         scanned_to = end
@@ -127,9 +125,8 @@ def recover(
         if segment.index is not None:
             _save_closed(files, segment)
             segment.close_file()
-    for changed in (aside, directory if scanned else ""):
-        if changed:
-            files.sync_directory(changed)
+    if scanned:
+        files.sync_directory(directory)
     trusted_bytes = _trusted_bytes(files, directory, point, segments, cut=cut)
     log_start = max(log_start, segments[0].base_offset)
     found = _epochs_up_to(files, directory, next_offset)
@@ -255,12 +252,18 @@ def _segment_names(files: Files, directory: str, log_start: int) -> list[Segment
 
 
 def _recover_segment(
-    files: Files, segment: Segment, point: RecoveryPoint | None, config: LogConfig, now_ms: int, *, is_last: bool
+    files: Files,
+    segment: Segment,
+    point: RecoveryPoint | None,
+    config: LogConfig,
+    now_ms: int,
+    names: list[SegmentName],
 ) -> tuple[int, int, bool, int, str]:
-    """Scan a segment from the recovery point in it or from its start; (bytes trusted, next offset, is it cut, room,
-    where what was damaged is kept).
+    """Scan a segment, the first of `names`, from the recovery point in it or from its start; (bytes trusted, next
+    offset, is it cut, and those behind it with it, room, where what was damaged is kept).
     """
     path = segment.log_path
+    directory = path.rpartition("/")[0]
     file = segment.writable(files)
     file_bytes = files.size(path)
     next_offset = segment.base_offset
@@ -289,19 +292,32 @@ def _recover_segment(
             segment.note(place.base_offset, place.next_offset, place.size, place.max_timestamp_ms)
             next_offset = place.next_offset
     except CorruptBatch as error:
-        if is_last and is_room(file, segment.size, file_bytes):
+        if len(names) == 1 and not names[0].generation and is_room(file, segment.size, file_bytes):
             room_bytes = file_bytes - segment.size
         else:
             cut = True
-            aside = keep_damaged(files, path.rpartition("/")[0], path, segment.size, file_bytes)
+            aside = keep_damaged(files, directory, path, segment.size, file_bytes)
             kept = f", and kept in {aside}" if aside else ""
             text = "cutting the log, %d bytes of the segment are dropped%s: %s"
             logger.error(text, file_bytes - segment.size, kept, error)
+            _drop(files, directory, names[1:], aside)
         file.truncate(segment.size)
     segment.written_bytes = segment.size
     if cut or segment.size > trusted_bytes:
         again.finish(segment.size)
     return trusted_bytes, next_offset, cut, room_bytes, aside
+
+
+def _drop(files: Files, directory: str, names: list[SegmentName], aside: str = "") -> None:
+    """Have these segments go, durably, the last one first; into `aside` if that is given."""
+    for name in reversed(names):
+        segment = Segment(directory, name, 0, None)
+        if aside:
+            files.rename(segment.log_path, f"{aside}/{name}.log")
+        segment.remove(files)
+    for changed in (aside, directory) if names else ():
+        if changed:
+            files.sync_directory(changed)
 
 
 def _rebuild_index(files: Files, segment: Segment, on_damage: Callable[[], None]) -> bool:

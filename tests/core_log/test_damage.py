@@ -8,10 +8,10 @@ import pytest
 
 from core_log.damage import Damage, find_damage, repair
 from core_log.errors import CorruptBatch
-from core_log.files import MemoryFiles, read_file
+from core_log.files import FaultyFiles, MemoryFiles, read_file
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import LogConfig, PartitionLog
-from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log, write
+from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log, read_all, write
 
 KEYS = [b"key %d" % number for number in range(10)]
 
@@ -283,6 +283,28 @@ def test_segments_behind_a_flipped_bit_are_kept_where_the_recovery_point_is_lost
     log, kept = cut_and_kept(files, log.config)
     assert log.log_end_offset == 0
     assert kept == {f"{first}.from-0": before.pop(first), **before}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_power_loss_while_segments_behind_a_flipped_bit_go_leaves_no_gap(seed: int) -> None:
+    """The next start took the segments that were left: what was cut off between was missed by nobody."""
+    dice = random.Random(seed)
+    files = MemoryFiles()
+    log, _ = a_store(files, segment_bytes=200)
+    path = log.segments[2].log_path
+    end = log.segments[2].base_offset
+    files.remove(f"{DIRECTORY}/recovery-point")
+    files.sync_directory(DIRECTORY)
+    flip(files, path, 70)
+    failing = FaultyFiles(files)
+    found: list[MemoryFiles] = []
+    failing.hook = lambda *_: found.extend([files.kill(), files.crash(dice), files.crash(dice)])
+    open_log(failing, log.config)
+    assert len(found) > 50
+    for survived in found:
+        again = open_log(survived, log.config)
+        assert [offset for offset, _ in read_all(again)] == list(range(end))
+        assert again.log_end_offset == end
 
 
 def test_a_flipped_bit_of_the_log_start_brings_nothing_back() -> None:
