@@ -64,7 +64,7 @@ class RollingLog:
             if not self._active.size:
                 return self._active
         full = self._active
-        if not self._pending or self._pending[-1].segment is not full:
+        if not self._pending or self._pending[-1].segment is not full or self._pending[-1].durable:
             self._pending.append(SegmentWrite(full, full.size))
         self._pending[-1].closing = RecoveryPoint.at_start_of(base_offset, self.segments)
         self._pending[-1].before_gap = base_offset != end or end == self._skipped_to

@@ -326,6 +326,24 @@ def test_what_a_failed_job_held_is_written_again(operation: str) -> None:
     assert read_all(open_log(disk.crash())) == [(0, b"written before, not synced"), (1, b"in the failing job")]
 
 
+def test_a_segment_that_is_full_while_the_disk_refuses_is_closed_all_the_same() -> None:
+    """Its bytes were durable, the directory was not: it was left without index files, and could not be read."""
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, LogConfig(tail_cache_bytes=0))
+    log.append(make_batch([b"written"]))
+    write(log)
+    log.append(make_batch([b"synced"]))
+    files.failing["sync_directory"] = errno.EIO
+    flush(log)
+    assert log.error is not None
+    log.roll()
+    files.failing.clear()
+    flush(log)
+    assert (log.error, log.flushed_offset, len(log.segments)) == (None, 2, 2)
+    assert log.verify() == []
+    assert read_all(log, 1) == [(1, b"synced")]
+
+
 def killed_after_a_failed_sync(config: LogConfig) -> MemoryFiles:
     """A disk that has the first of three records; the others were never synced, and only the cache shows them."""
     disk = MemoryFiles()
