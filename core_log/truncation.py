@@ -6,8 +6,9 @@
 2. The place of the cut is found through the index: an index interval is read, whatever the size of the segment. All
    that touches files happens in a thread.
 3. What stays is synced and the recovery point set to the cut before anything goes: one beyond it would point into the
-   middle of what is appended later. Then later segments go, the last first, and the rest of the one that is cut. A
-   crash in between leaves a log that is longer than asked for, but whole.
+   middle of what is appended later, and vouch for indexes that are cut next. Then later segments go, the last first,
+   and, when these are gone for good, the rest of the one that is cut. A crash in between leaves a log that is longer
+   than asked for, but whole.
 4. The high watermark does not fall: readers have seen what is below it, so nothing of that is cut; but where an
    unclean election has given up what was committed (`committed`).
 5. The note of a clean stop goes first: it would say that bytes are missing.
@@ -132,7 +133,6 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
     file.sync()
     save_epochs(files, log.directory, log.epochs.encode())
     index = cut.index
-    index.save(files, keep.stem, len(index.offsets), len(index.times))
     point = RecoveryPoint(
         keep.base_offset,
         cut.position,
@@ -145,10 +145,12 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
         closed=bases_before(log.segments, keep.base_offset),
     )
     point.save(files, log.directory, sync_name=True)
+    index.save(files, keep.stem, len(index.offsets), len(index.times))
     for segment in reversed(log.segments):
         if segment.base_offset > keep.base_offset:
             segment.close_file()
             segment.remove(files)
+    files.sync_directory(log.directory)
     file.truncate(cut.position)
     keep.room_end = 0
     keep.missing = False

@@ -1,0 +1,36 @@
+"""A log whose end is cut off, and the power goes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from core_log.files import FaultyFiles, MemoryFiles
+from core_log.partition_log import LogConfig
+from core_log.truncation import cut_files
+from tests.core_log.helpers import TIME_MS, flush, make_batch, open_log, read_all
+
+
+@pytest.mark.parametrize("cut", range(3, 19))
+def test_a_power_loss_at_any_step_of_a_cut_leaves_a_whole_log(cut: int) -> None:
+    """Its end was left without what was before it; or a segment that was trusted had lost the end of its indexes, so
+    that times were found too late, and retention took what was not old.
+    """
+    dice = random.Random(cut)
+    memory = MemoryFiles()
+    files = FaultyFiles(memory)
+    log = open_log(files, LogConfig(segment_bytes=400, index_interval_bytes=1))
+    for number in range(20):
+        log.append(make_batch([b"%d" % number * 20], time_ms=TIME_MS + number))
+    flush(log)
+    found: list[MemoryFiles] = []
+    files.hook = lambda *_: found.extend(memory.crash(dice) for _ in range(10))
+    assert cut_files(log, cut).next_offset == cut
+    files.hook = None
+    for survived in found:
+        again = open_log(survived, log.config)
+        assert cut <= again.log_end_offset <= 20
+        assert [offset for offset, _ in read_all(again)] == list(range(again.log_end_offset))
+        for offset in range(again.log_end_offset):
+            assert again.offset_for_timestamp(TIME_MS + offset) == (offset, TIME_MS + offset)
