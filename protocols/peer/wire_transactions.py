@@ -9,7 +9,8 @@ from msgspec import Meta
 from protocols.peer.wire import ENTRIES_MAX, Frame, LogName, Number, Ranges
 
 QUESTION_BYTES_MAX = 1 << 20
-ANSWER_BYTES_MAX = 8 << 20
+ANSWER_BYTES_MAX = 256 << 20
+"""A message that is retained travels in one: it must hold the largest there can be, of an MQTT client."""
 
 Key = Annotated[bytes, Meta(min_length=1, max_length=64)]
 Outcome = Literal["done", "refused", "unknown", "before"]
