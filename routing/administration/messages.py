@@ -201,7 +201,7 @@ async def peek(
     if user:  # else another broker asks, which has seen to it
         broker.rights.grants(user, vhost).require("read", "queue", name)
     found = broker.topology.vhost(vhost)
-    queue = found.queues.get(name)
+    queue = found.queues.get(name) or (None if name in found.streams else found.away.get(name))
     if queue is None:
         if name in found.streams:
             raise PreconditionFailed(f"'{name}' is a stream: read its topic '{found.streams[name].topic.name}'")

@@ -65,7 +65,7 @@ async def describe_queue(broker: Broker, user: str, name: str, vhost: str = "/")
     stream = found.streams.get(name)
     if stream is not None:
         return _described(_stream_row(found, stream), None)
-    queue = found.queues.get(name)
+    queue = found.queues.get(name) or found.away.get(name)
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
     if queue.elsewhere:

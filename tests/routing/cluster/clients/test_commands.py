@@ -92,3 +92,18 @@ async def test_what_is_moved_while_the_source_gets_another_leader_is_moved_from_
         assert not third.broker.topology.queues[source].message_count
         assert done[0]["left"] == 0
         assert done[0]["moved"] >= 1200
+
+
+async def test_a_queue_that_ends_with_another_broker_is_described_and_peeked_at_from_here() -> None:
+    async with town_of(1, 2, stripes=1) as town:
+        one, two = town.nodes[1].broker, town.nodes[2].broker
+        await two.declare_queue("q", durable=False)
+        Client(town.nodes[2]).session.publish(Slab("", "q", PERSISTENT, [b"a"]))
+        two.end_turn()
+        with trio.fail_after(10):
+            while "q" not in one.topology.vhosts["/"].away:
+                await trio.sleep(0.001)
+            described = await administer(one, "guest", "queues.describe", {"name": "q"})
+            (shown,) = await administer(one, "guest", "queues.peek", {"name": "q"})
+        assert (described["name"], described["ready"]) == ("q", 1)
+        assert (shown["key"], shown["body"]) == ("q", {"text": "a"})
