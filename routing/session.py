@@ -108,7 +108,7 @@ class Session(Settling):
         """Put a slab into one queue, as `publish` by its name does, mandatory and with a confirm, whatever exchange and
         keys it has.
         """
-        ((route, _),) = self.vhost.router.routed(Slab("", queue_name, slab.properties, slab.bodies, slab.size))
+        route = self.vhost.router.to_queue(queue_name, slab)
         self.published += len(slab.bodies)
         for piece in route.pieces(slab) if route.guarded else (slab,):
             self._publish(route, piece, mandatory=True, confirm=True)

@@ -137,6 +137,8 @@ async def move(broker: Broker, vhost: str, source: Queue, destination: str, coun
                     published += len(slab.bodies)
                     for copy in _copies(slab, destination):
                         session.publish_into(destination, copy)
+                    if broker.wait_to_publish is not None:  # else queues that end with another broker could lose some
+                        await broker.wait_to_publish()
                 if arrived:
                     broker.end_turn()
                 if mover.confirmed > settled and mover.failure is None:

@@ -167,6 +167,15 @@ class Router:
             found.append(route)
         return in_parts(slab, found)
 
+    def to_queue(self, name: str, slab: Slab) -> Route:
+        """The route to the queue of a name, here or at another broker, for messages of whatever exchange and keys."""
+        others = self._vhost.others
+        there = others.queue(name) if others is not None and name not in self._vhost.queues else None
+        if there is not None:
+            return Route([], [there])
+        ((route, _),) = self.routed(Slab("", name, slab.properties, slab.bodies, slab.size))
+        return route
+
     def to_queues(self, queues: tuple[Queue, ...], exchange: str, once_in_ms: int) -> Route:
         """The route to queues that another broker has worked out. Delays count: it has seen to what may wait."""
         key = Reached(queues, (), False, True, (), once_in_ms)

@@ -107,3 +107,26 @@ async def test_a_queue_that_ends_with_another_broker_is_described_and_peeked_at_
             (shown,) = await administer(one, "guest", "queues.peek", {"name": "q"})
         assert (described["name"], described["ready"]) == ("q", 1)
         assert (shown["key"], shown["body"]) == ("q", {"text": "a"})
+
+
+async def test_what_is_moved_to_a_queue_that_ends_with_another_broker_goes_there_and_nowhere_else() -> None:
+    """Whatever it was published to before: 30 MB are more than may wait for a broker."""
+    async with town_of(1, 2, stripes=1) as town:
+        one, two = town.nodes[1].broker, town.nodes[2].broker
+        await one.declare_queue("d", durable=True)
+        await one.bind("queue", "d", "amq.topic", "x")
+        publisher = Client(town.nodes[1]).session
+        for _ in range(60):
+            publisher.publish(Slab("amq.topic", "x", PERSISTENT, [b"a" * 500_000]))
+        one.end_turn()
+        for name in ("q", "other"):
+            await two.declare_queue(name, durable=False)
+        await two.bind("queue", "other", "amq.topic", "x")
+        with trio.fail_after(20):
+            while "q" not in one.topology.vhosts["/"].away:
+                await trio.sleep(0.001)
+            done = await administer(one, "guest", "queues.move", {"source": "d", "destination": "q"})
+            while two.topology.queues["q"].message_count < done["moved"]:
+                await trio.sleep(0.001)
+        assert done == {"moved": 60, "left": 0}
+        assert not two.topology.queues["other"].message_count
