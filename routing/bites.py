@@ -18,5 +18,10 @@ async def bites(items: Iterable[T]) -> AsyncIterator[T]:
     for item in list(items):
         yield item
         if time.perf_counter() > until_s:
-            await trio.lowlevel.checkpoint()
+            await give_way()
             until_s = time.perf_counter() + BITE_S
+
+
+async def give_way() -> None:
+    """What else there is to do has its turn."""
+    await trio.lowlevel.checkpoint()

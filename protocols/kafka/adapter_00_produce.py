@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import structlog
-import trio
 
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
 from core_log.errors import InvalidRecord, OutOfOrderSequence
@@ -31,6 +30,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import PRODUCE
 from protocols.kafka.registry import serves
+from routing.bites import give_way
 from routing.errors import NotLeader, StorageUnavailable
 from routing.topics.topic_partition import TopicPartition
 
@@ -165,7 +165,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
                     door.broker.commits.when_committed([(log, end)], done, sync=sync)
             index += 1
             if not index % _AT_ONCE:
-                await trio.lowlevel.checkpoint()
+                await give_way()
     if not index:
         producing.finish()
     producing.wait(wait_ms_of(door, request))

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
-from routing.publishing.confirms import deliver_regardless
 from routing.queues.queue import Queue
 from routing.topics.topic import Topic
 from routing.topology.history import RecentHistoryMatcher
@@ -307,4 +306,4 @@ class Router:
                 parts = [(route, slab)]
             for route, part in parts:
                 if route.error() is None:
-                    deliver_regardless(route, part)
+                    self._vhost.send(route, part)

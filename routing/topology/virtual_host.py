@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,10 +25,12 @@ from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.history import RecentHistoryMatcher
 from routing.topology.parked import parked_for
 from routing.topology.policies import KINDS_OF_EXCHANGE, Policies, kinds_of_queue
+from routing.topology.route import Route
 from routing.topology.router import Router
 
 if TYPE_CHECKING:
     from routing.clients import Client
+    from routing.message import Slab
     from routing.topology.interest import Others, Wanted
     from routing.tracing import Trace
 
@@ -59,6 +61,8 @@ class VirtualHost:
             name: Exchange(name, kind, internal=internal, bindings_to=self.bindings_to)
             for name, kind, internal in DEFAULT_EXCHANGES
         }
+        self.send: Callable[[Route, Slab], object] = Route.deliver
+        """Publishes what nobody waits for."""
         self.trace: Trace | None = None
         """Watches what is published and delivered, while it is switched on."""
         self.policies = Policies()

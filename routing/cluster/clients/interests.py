@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from routing.message import Slab
+from routing.publishing.confirms import deliver_regardless
 from routing.publishing.deduplication import put
 from routing.publishing.named import Names
 from routing.publishing.overflowing import deliver_refused
@@ -104,6 +105,7 @@ class Interests:
     def vhost_made(self, vhost: VirtualHost) -> None:
         """A virtual host is there, or is there again."""
         vhost.wanted, vhost.others = self._wanted, Others(vhost, self._send, self._reaches)
+        vhost.send = deliver_regardless
         for broker, interests in self._of.items():
             for interest in interests:
                 if interest.vhost == vhost.name:
