@@ -11,7 +11,8 @@
    than asked for, but whole.
 4. The high watermark does not fall: readers have seen what is below it, so nothing of that is cut; but where an
    unclean election has given up what was committed (`committed`).
-5. The note of a clean stop goes first: it would say that bytes are missing.
+5. What the disk refused is done again from the start, with the same files, or those that are left.
+6. The note of a clean stop goes first: it would say that bytes are missing.
 
 `restart` drops everything, as a follower does whose leader's log begins behind its own end.
 """
@@ -152,6 +153,7 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
             segment.remove(files)
     files.sync_directory(log.directory)
     file.truncate(cut.position)
+    keep.index, keep.written_bytes = index, cut.position
     keep.room_end = 0
     keep.missing = False
     file.sync()
@@ -177,7 +179,8 @@ def _forget_compaction(log: PartitionLog, keep: Segment) -> None:
         if files.exists(keep.stem + ".keys"):
             files.remove(keep.stem + ".keys")
         for suffix in (".index", ".timeindex", ".log"):
-            files.rename(keep.stem + suffix, plain + suffix)
+            if files.exists(keep.stem + suffix):
+                files.rename(keep.stem + suffix, plain + suffix)
         keep.stem = plain
         keep.keys = None
 

@@ -490,7 +490,7 @@ class Replicas:
             logger.error("%s: this replica is out of service: %s", role.log.directory, error)
             replica.lost = True
             return  # it stays busy: nothing is asked for any more
-        except (LogUnavailable, OSError) as error:
+        except (LogUnavailable, CorruptBatch, OSError) as error:
             logger.error("%s: %s", role.log.directory, error)
             await trio.sleep(_RETRY_S)
         self._busy.discard(role)
