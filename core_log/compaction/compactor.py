@@ -1,7 +1,8 @@
 """Compaction of a log: of each key the last record stays, at its offset.
 
 1. What may be compacted is closed, below the high watermark, older than `compaction_lag_min_ms`, and in front of the
-   first transaction that is not decided. What was compacted before is *clean*, the rest *dirty*.
+   first transaction that is not decided, durably: else its marker might go with the power, and what it replaced would
+   be gone already. What was compacted before is *clean*, the rest *dirty*.
 2. A pass reads headers (`survey.py`), then the keys of what is dirty (`key_map.py`), then writes every segment again up
    to there (`rewrite.py`), several small ones as one. Each is put in the place of what it was made of as one step
    (`core_log/replacement.py`): a crash leaves either, and readers of the old files read on.
@@ -168,7 +169,8 @@ class _Work(NamedTuple):
 def _read(log: PartitionLog, state: CompactionState, limits: CompactionLimits, pause: Pause) -> _Work:
     now_ms = log.wall_clock_ms()
     dirt = look(log, state, now_ms)
-    found = survey(log, 0 if state.producers else dirt.first, log.high_watermark, pause)
+    durable = min(log.high_watermark, max(log.flushed_offset, dirt.end))
+    found = survey(log, 0 if state.producers else dirt.first, durable, pause)
     end = max(min([dirt.end, *found.undecided.values()]), dirt.first)
     keys = read_key_map(log, dirt.first, end, found, limits.memory_bytes_max, limits.decompressed_bytes_max, pause)
     before = state.tombstones_before(now_ms, log.config.delete_retention_ms)

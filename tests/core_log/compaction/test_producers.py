@@ -22,7 +22,7 @@ from tests.core_log.compaction.helpers import (
     records,
     write_all,
 )
-from tests.core_log.helpers import DIRECTORY
+from tests.core_log.helpers import DIRECTORY, write
 
 DAY_MS = 86_400_000
 
@@ -65,6 +65,27 @@ def test_nothing_is_compacted_behind_a_transaction_that_is_open() -> None:
     pass_over(log, state)
     assert [value for _, _, value in left(log)] == [b"4", b""]
     assert state.clean_before == 4
+
+
+def test_what_a_marker_replaces_goes_when_that_is_durable() -> None:
+    """The power took the marker of a topic that syncs now and then; the value that it had replaced was gone, too."""
+    disk = MemoryFiles()
+    log = open_compacted(disk, segment_bytes=1 << 20, fsync="interval")
+    put(log, keyed([(b"k", b"1")]), transactional(b"k", b"2", 7))
+    log.roll()
+    log.append(marker(7, commits=True))
+    write(log)
+    assert (log.high_watermark, log.flushed_offset) == (3, 0), "but a full segment is synced"
+    pass_over(log)
+    found = open_compacted(disk.crash())
+    put(found, marker(7, commits=False))
+    closed(found)
+    pass_over(found)
+    assert (0, b"k", b"1") in left(found)
+    log.request_interval_sync()
+    write(log)
+    assert pass_over(log) is not None
+    assert left(log) == [(1, b"k", b"2")]
 
 
 def test_the_last_batch_of_a_producer_stays_as_a_header() -> None:
