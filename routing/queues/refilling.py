@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from routing.facts import DELAY_BITS, DELAYED_FROM, PRIORITY_MAX, delay_ms_of, priority_of
-from routing.queues.arrivals import Arrival
+from routing.facts import DELAY_BITS, DELAYED_FROM, PRIORITY_MAX, priority_of
+from routing.queues.arrivals import Arrival, deadline_ms_of
 from routing.queues.fact_columns import BLOCK_BITS
 from routing.queues.offset_set import Range
 from routing.queues.packed_ranges import COUNT_BITS, by_blocks
@@ -107,7 +107,9 @@ def _hold(queue: Queue, piece: array[int], picked: PickedFacts) -> array[int]:
 
 
 def given_back(queue: Queue, ranges: Iterable[Range]) -> Iterator[Range]:
-    """What a start found, cut into runs that agree in priority; delayed messages are held back again."""
+    """What a clean stop found that had been delivered, cut into runs that agree in priority. Whatever was delayed was
+    due then.
+    """
     facts = queue.store.facts
     for first, count in ranges:
         at = first
@@ -122,28 +124,19 @@ def given_back(queue: Queue, ranges: Iterable[Range]) -> Iterator[Range]:
 
 
 def _part(queue: Queue, arrival: Arrival, column: list[int]) -> Iterator[Range]:
-    rules = queue.rules
+    rules, ttl_ms = queue.rules, queue.settings.message_ttl_ms
     end = arrival.first + arrival.count
     rules.watch(arrival, arrival.first, end)
-    due_ms, held = [], []
-    now_ms = queue.host.now_ms()
-    at, level = arrival.first, -1
+    due_ms, mortal = [], []
+    at, level = arrival.first, priority_of(column[0])
     for offset, fact in enumerate(column, arrival.first):
-        if fact >= DELAYED_FROM:
-            due = arrival.time_ms + delay_ms_of(fact)
-            if due <= now_ms:
-                rules.late.append((due, offset))
-            else:
-                due_ms.append(due)
-                held.append(offset)
-            wanted = -1
-        else:
-            wanted = priority_of(fact)
-        if wanted != level:
-            if level >= 0 and offset > at:
-                yield at, offset - at
-            at, level = offset, wanted
-    if level >= 0:
-        yield at, end - at
-    if held:
-        rules.need_timing().delay(due_ms, held)
+        deadline_ms = deadline_ms_of(fact, arrival.time_ms, ttl_ms) if fact >= DELAYED_FROM else None
+        if deadline_ms is not None:
+            due_ms.append(deadline_ms)
+            mortal.append(offset)
+        if priority_of(fact) != level:
+            yield at, offset - at
+            at, level = offset, priority_of(fact)
+    yield at, end - at
+    if mortal:
+        rules.need_timing().expire_at(due_ms, mortal)

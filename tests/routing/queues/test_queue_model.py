@@ -88,10 +88,11 @@ class Model:
             one.place, one.position = "ready", (self.published - 0.5, self.came_due)
         self.messages = [one for one in self.messages if one.place != "ready" or one.deadline_ms > self.now_ms]
 
-    def restart(self) -> None:
-        """What was out comes back; what was due is due again."""
+    def restart(self, *, clean: bool) -> None:
+        """What was out comes back; what was due is due again, but for what is known to have been given out."""
         for one in self.messages:
-            if one.due_ms > self.now_ms or one.due_ms % 10:
+            given = clean and (one.place == "out" or (one.place == "ready" and not one.position[1]))
+            if one.due_ms > self.now_ms or (one.due_ms % 10 and not given):
                 one.place = "delayed"
             elif one.place == "out":
                 one.place, one.position = "ready", (one.number, 0)
@@ -125,10 +126,11 @@ async def live(clock: MockClock, steps: list[tuple[str, object]]) -> None:
                 files = killed(files)
             if at == len(steps):
                 await finish(running, model)
+        clean = at == len(steps) or steps[at][0] == "stop"
         at += 1
         clients.clear()
         held.clear()
-        model.restart()
+        model.restart(clean=clean)
 
 
 async def run(running: Engine, clock: MockClock, model: Model, at: int, steps: list[tuple[str, object]]) -> None:

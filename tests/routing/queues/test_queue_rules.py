@@ -392,6 +392,36 @@ async def test_delays_survive_a_restart(clock: MockClock, crash: bool) -> None:
         assert running.broker.topology.queues["q"].rules.delayed_count == 1
 
 
+@pytest.mark.parametrize("arguments", [{}, {"x-max-priority": 5}])
+async def test_a_delayed_message_that_was_given_back_is_so_after_a_clean_stop(
+    arguments: dict[str, int], clock: MockClock
+) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.queue("q", arguments={"x-delayed": True} | arguments)
+        client = running.client()
+        client.session.publish(slab("q", ["plain", "late"], [pack(True), pack(True, 0, 5000, 500)]))
+        client.session.publish(slab("q", ["last"], pack(True)))
+        running.turn()
+        await passing(clock, 1)
+        assert [body_of(got) for _ in range(3) if (got := await client.session.get("q", no_ack=False))] == [
+            "plain", "last", "late",
+        ]  # fmt: skip
+        client.requeue(1, 3)
+        prioritised(client, 0)
+        running.turn()
+    async with engine(files) as running:
+        client = running.client()
+        found = [await client.session.get("q", no_ack=False) for _ in range(4)]
+        given = [("plain", True), ("late", True), ("last", True), ("0:0", False)]
+        assert [(body_of(got), got.redelivered) for got in found if got] == given
+        client.requeue(1, 4)
+        running.turn()
+    async with engine(files) as running:
+        await passing(clock, 10)
+        assert await bodies_in(running, "q") == ["plain", "last", "0:0"]
+
+
 @pytest.mark.parametrize("durable", [True, False])
 async def test_only_queues_that_heed_delays_have_messages_wait(durable: bool, clock: MockClock) -> None:
     files = MemoryFiles()
