@@ -63,6 +63,8 @@ class IdState(msgspec.Struct, array_like=True, frozen=True):
     """Topic and number of those that the transaction writes to."""
     groups: tuple[str, ...] = ()
     """Consumer groups whose offsets it commits."""
+    last_id: int = NOBODY
+    """The producer id that `last_epoch` is of; -1: this one."""
 
     @property
     def is_prepared(self) -> bool:
@@ -114,20 +116,23 @@ class IdState(msgspec.Struct, array_like=True, frozen=True):
         Raises ProducerFenced.
         """
         self.check_expected(expected)
-        if expected is not None and expected == (self.producer_id, self.last_epoch):
+        if expected is not None and expected == self._before and self.epoch < EPOCH_MAX:
             return self  # it was told and did not hear it
         given = {"timeout_ms": timeout_ms, "owner": owner, "updated_ms": now_ms, "stage": Stage.EMPTY}
-        if self.epoch >= EPOCH_MAX - 1:
-            return replace(self, producer_id=new_id, epoch=0, last_epoch=NOBODY, **given)
+        if self.epoch >= EPOCH_MAX - 1:  # nobody works in the last one: who is given up in it could not be fenced
+            last_id, last_epoch = expected if expected is not None else (NOBODY, NOBODY)
+            return replace(self, producer_id=new_id, epoch=0, last_epoch=last_epoch, last_id=last_id, **given)
         last_epoch = self.epoch if expected is not None else NOBODY
-        return replace(self, epoch=self.epoch + 1, last_epoch=last_epoch, **given)
+        return replace(self, epoch=self.epoch + 1, last_epoch=last_epoch, last_id=NOBODY, **given)
+
+    @property
+    def _before(self) -> tuple[int, int]:
+        """What its producer had before it asked for another epoch."""
+        return self.producer_id if self.last_id == NOBODY else self.last_id, self.last_epoch
 
     def check_expected(self, expected: tuple[int, int] | None) -> None:
         """Raises ProducerFenced."""
-        if expected is not None and expected not in (
-            (self.producer_id, self.epoch),
-            (self.producer_id, self.last_epoch),
-        ):
+        if expected is not None and expected not in ((self.producer_id, self.epoch), self._before):
             raise ProducerFenced(f"producer {expected[0]} in epoch {expected[1]} has the transactional id no more")
 
     def joined(
@@ -167,6 +172,7 @@ class IdState(msgspec.Struct, array_like=True, frozen=True):
             stage=Stage.PREPARE_ABORT,
             epoch=min(self.epoch + 1, EPOCH_MAX),
             last_epoch=self.epoch if keeps else NOBODY,
+            last_id=NOBODY,
             updated_ms=now_ms,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.batch_header import parse_header
@@ -29,7 +30,7 @@ from routing.log_transactions.errors import (
     WrongTransactionState,
 )
 from routing.log_transactions.links import Ending
-from routing.log_transactions.state import Stage
+from routing.log_transactions.state import EPOCH_MAX, Stage
 from routing.topics.offset_store import Committed
 from tests.core_log.helpers import make_batch
 from tests.routing.harness import killed, passing
@@ -120,6 +121,25 @@ async def test_all_or_nothing_in_all_partitions(is_committed: bool) -> None:
         await one.end(producer, committed=is_committed)  # asked again: its answer was lost
         with pytest.raises(WrongTransactionState):
             await one.end(producer, committed=not is_committed)
+
+
+async def test_half_a_transaction_is_not_committed_where_the_epochs_run_out() -> None:
+    async with world() as one:
+        await one.begin()
+        ids = one.coordinator._alone
+        assert ids is not None
+        await ids.put(ids.ids["id"], replace(one.coordinator.describe("id"), epoch=EPOCH_MAX - 1))
+        last = one.coordinator.describe("id").producer_id, EPOCH_MAX - 1
+        await one.add(last, 0)
+        await one.write(last, b"given up")
+        producer = await one.begin(expected=last)
+        assert producer == await one.begin(expected=last)  # its answer was lost
+        await one.add(producer, 0)
+        await one.write(producer, b"first half")
+        assert await one.coordinator.give_up("id")
+        with pytest.raises(ProducerFenced):
+            await one.add(producer, 1)
+        assert await one.seen(0) == []
 
 
 async def test_what_was_not_added_is_refused() -> None:

@@ -116,6 +116,27 @@ def test_after_the_last_epoch_comes_another_producer_id() -> None:
     assert ongoing().given_up(keeps=False, now_ms=1).epoch == 1
 
 
+def test_after_the_last_epoch_comes_another_producer_id_though_a_transaction_was_given_up() -> None:
+    begun_last = begun(EPOCH_MAX - 1)
+    ongoing_last = begun_last.joined(PLACES, [], "u", 100)
+    assert ongoing_last is not None
+    given_up = ongoing_last.given_up(keeps=True, now_ms=200).completed(300)
+    for state in (begun_last, given_up):
+        after = state.taken_over((7, EPOCH_MAX - 1), 1000, "u", 99, 400)
+        assert (after.producer_id, after.epoch) == (99, 0)
+        assert after.taken_over((7, EPOCH_MAX - 1), 1000, "u", 100, 500) is after
+        later = after.taken_over((99, 0), 1000, "u", 100, 500)
+        assert (later.producer_id, later.epoch) == (99, 1)
+        assert later.taken_over((99, 0), 1000, "u", 100, 500) is later
+        for wrong in ((7, EPOCH_MAX - 1), (7, 0), (99, EPOCH_MAX - 1)):
+            with pytest.raises(ProducerFenced):
+                later.check_expected(wrong)
+        with pytest.raises(ProducerFenced):
+            after.check_expected((7, 0))
+        with pytest.raises(ProducerFenced):
+            after.taken_over(None, 1000, "v", 100, 500).check_expected((7, EPOCH_MAX - 1))
+
+
 def test_time_is_over_when_the_producers_own_is() -> None:
     assert not ongoing().is_over(1100)
     assert ongoing().is_over(1101)
