@@ -33,6 +33,13 @@ class Relay:
         self._open.set()
         self._open_back.set()
 
+    def go_on_anew(self) -> trio.Event:
+        """Pass on what comes from now on; what is held up waits for the event."""
+        held, self._open = self._open, trio.Event()
+        self._open_back = self._open
+        self._open.set()
+        return held
+
     def cut(self) -> None:
         """Hang up on both sides, for all connections there are."""
         for scope in self._scopes:

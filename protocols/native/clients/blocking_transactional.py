@@ -85,9 +85,13 @@ class BlockingTransactionalProducer(BlockingProducer):
 
     def _ask(self, request: Any, kind: Any, *, group: str | None = None) -> Any:
         asker = self.client._asker
-        if group is not None:
-            return finish(asker.coordinator(group, request, kind))
-        return finish(asker.coordinator(self._id, request, kind, of=wire_groups.OF_TRANSACTION))
+        try:
+            if group is not None:
+                return finish(asker.coordinator(group, request, kind))
+            return finish(asker.coordinator(self._id, request, kind, of=wire_groups.OF_TRANSACTION))
+        except BaseException:
+            self._unsure = True  # it may arrive yet, and be taken for a part, or the end, of the next transaction
+            raise
 
     def _new_sequences(self) -> Sequences:
         return Sequences(-1 if self._producer_id is None else self._producer_id, self._epoch)
@@ -108,16 +112,10 @@ class BlockingTransactionalProducer(BlockingProducer):
             self._added.update(new)
 
     def _join(self, partitions: list[Partition], groups: list[str]) -> None:
-        try:
-            self._ask(
-                wire_transactions.AddToTransaction(
-                    0, self._id, self._producer_id or 0, self._epoch, partitions, groups
-                ),
-                wire_transactions.AddToTransactionReply,
-            )
-        except MillraceError:
-            self._unsure = True  # it may arrive behind the end
-            raise
+        self._ask(
+            wire_transactions.AddToTransaction(0, self._id, self._producer_id or 0, self._epoch, partitions, groups),
+            wire_transactions.AddToTransactionReply,
+        )
 
     def _send(self, drafts: Mapping[Partition, Draft], built: dict[Partition, bytes]) -> None:
         self._require_open()
@@ -176,7 +174,6 @@ class BlockingTransactionalProducer(BlockingProducer):
             self._end(committed=False)
         except WrongTransactionState as error:
             too_late = error if self._decided else None
-            self._unsure = True
         if self._unsure:
             self._take_id()
         self._close()

@@ -4,7 +4,7 @@
    the transactional id is told of that partition. What is sent outside a transaction is refused.
 2. `commit` first has everything answered. After an error of any record only `abort` is left.
 3. `abort` forgets what was not sent and waits for what was. When a batch that had a number was not stored, or nobody
-   knows, the producer takes its next epoch, in which numbers begin anew.
+   knows, or a coordinator did not answer, the producer takes its next epoch, in which numbers begin anew.
 4. Whoever begins with the same id, in this process or another, ends what was under way and fences who was before.
 5. Consumers of the native protocol see what was committed.
 """
@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
@@ -133,7 +133,6 @@ class TransactionalProducer(Producer):
             await self._end(committed=False)
         except WrongTransactionState as error:
             too_late = error if self._decided else None  # else the coordinator knows of nothing that was under way
-            self._unsure = True
         if self._unsure:
             await self._take_id(self._producer_id, self._epoch)
             self._unsure = False
@@ -177,20 +176,21 @@ class TransactionalProducer(Producer):
         if coordinator is None:
             coordinator = CoordinatorLink(wire_groups.OF_GROUP, member.group, self._link, self._nursery)
             self._groups[member.group] = coordinator
-        await coordinator.call(
-            lambda: wire_transactions.CommitTransactionOffsets(
-                0,
-                self._id,
-                self._producer_id,
-                self._epoch,
-                member.group,
-                member.member_id,
-                member.instance_id,
-                member.generation,
-                entries,
-            ),
-            wire_transactions.CommitTransactionOffsetsReply,
-        )
+        with self._unsure_if_it_fails():
+            await coordinator.call(
+                lambda: wire_transactions.CommitTransactionOffsets(
+                    0,
+                    self._id,
+                    self._producer_id,
+                    self._epoch,
+                    member.group,
+                    member.member_id,
+                    member.instance_id,
+                    member.generation,
+                    entries,
+                ),
+                wire_transactions.CommitTransactionOffsetsReply,
+            )
 
     def _require_open(self, *, even_failed: bool = False) -> None:
         if not self._open:
@@ -205,12 +205,22 @@ class TransactionalProducer(Producer):
 
     async def _end(self, *, committed: bool) -> None:
         if self._sent_anything:
-            await self._coordinator.call(
-                lambda: wire_transactions.EndTransaction(0, self._id, self._producer_id, self._epoch, committed),
-                wire_transactions.EndTransactionReply,
-            )
+            with self._unsure_if_it_fails():
+                await self._coordinator.call(
+                    lambda: wire_transactions.EndTransaction(0, self._id, self._producer_id, self._epoch, committed),
+                    wire_transactions.EndTransactionReply,
+                )
         if committed:
             self._close()
+
+    @contextmanager
+    def _unsure_if_it_fails(self) -> Iterator[None]:
+        """For what may arrive yet, and would be taken for a part, or the end, of the next transaction."""
+        try:
+            yield
+        except BaseException:
+            self._unsure = True
+            raise
 
     def _close(self) -> None:
         self._open = False
@@ -238,16 +248,13 @@ class TransactionalProducer(Producer):
 
     async def _join(self, partitions: list[Partition], groups: list[str]) -> None:
         self._sent_anything = True
-        try:
+        with self._unsure_if_it_fails():
             await self._coordinator.call(
                 lambda: wire_transactions.AddToTransaction(
                     0, self._id, self._producer_id, self._epoch, partitions, groups
                 ),
                 wire_transactions.AddToTransactionReply,
             )
-        except MillraceError:
-            self._unsure = True  # it may arrive behind the end
-            raise
 
     async def _add(self) -> None:
         """Tell the coordinator of the partitions that batches wait for."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -227,6 +230,58 @@ async def test_exactly_once_through_cuts_and_restarts(seed: int) -> None:
         found = sorted(map(int, filter(None, await read(running, "out"))))
         assert found == list(range(300))
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("late", ["commit", "abort"])
+async def test_what_arrives_late_is_no_part_of_the_next_transaction(late: str, blocking: bool) -> None:
+    async with native_broker() as running, relay(running.server) as between:
+        await running.broker.create_topic("t", partitions=2)
+
+        async def held_up(fails: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+            between.hold()
+            with pytest.raises(MillraceError):
+                await fails()
+            held, said = between.go_on_anew(), len(between.there[0])
+
+            async def arrive() -> None:
+                held.set()
+                while len(between.there[0]) == said:
+                    await trio.sleep(0.01)
+
+            return arrive
+
+        async def work(producer: Any, done: Callable[..., Awaitable[Any]]) -> None:
+            async def send(value: bytes, partition: int) -> None:
+                await done(producer.send, "t", value, partition=partition)
+                await done(producer.flush)
+
+            await done(producer.begin)
+            await send(b"lost", 0)
+            await done(producer.send_offsets, {("t", 0): 1}, "g")
+            arrive = await held_up(partial(done, getattr(producer, late)))
+            await done(producer.abort)
+            assert producer._epoch == 1
+            await done(producer.begin)
+            await send(b"1", 0)
+            await done(producer.send_offsets, {("t", 0): 3}, "g")
+            await arrive()
+            assert await read(running) == []
+            await send(b"2", 1)
+            await done(producer.commit)
+
+        with trio.fail_after(TIMEOUT_S):
+            if blocking:
+                with BlockingTransactionalProducer(between.address, "x", timeout_s=0.4) as producer:
+                    await work(
+                        producer, lambda ask, *args, **named: trio.to_thread.run_sync(partial(ask, *args, **named))
+                    )
+            else:
+                link = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20, request_timeout_ms=400)
+                async with TransactionalProducer(between.address, "x", link=link) as other:
+                    await work(other, lambda ask, *args, **named: ask(*args, **named))
+        assert sorted(filter(None, await read(running))) == [b"1", b"2"]
+        assert (await running.broker.offsets.fetch("g"))[("t", 0)] == Committed(3)
 
 
 async def test_without_an_event_loop() -> None:
