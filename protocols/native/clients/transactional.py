@@ -1,7 +1,7 @@
 """The transactional producer: what it sends, and how far its groups have come, takes effect together or not at all.
 
 1. Batches go the way of `producer.py`; before the first one of a transaction goes to a partition, the coordinator of
-   the transactional id is told of that partition. What is sent outside a transaction is refused.
+   the transactional id is told of that partition. What is sent outside a transaction, or while it ends, is refused.
 2. `commit` first has everything answered. After an error of any record only `abort` is left.
 3. `abort` forgets what was not sent and waits for what was. When a batch that had a number was not stored, or nobody
    knows, or a coordinator did not answer, the producer takes its next epoch, in which numbers begin anew.
@@ -66,6 +66,8 @@ class TransactionalProducer(Producer):
         self._sent_anything = False
         self._decided = False
         """`commit` has asked for its end."""
+        self._ending = False
+        """`commit` or `abort` is under way: nothing comes into it any more."""
 
     async def _prepare(self) -> None:
         self._coordinator = CoordinatorLink(wire_groups.OF_TRANSACTION, self._id, self._link, self._nursery)
@@ -84,7 +86,8 @@ class TransactionalProducer(Producer):
     async def _finish(self) -> None:
         if self._open:
             try:
-                await self.abort()
+                with self._last_call():
+                    await self._abort()
             except MillraceError as error:  # whoever comes next with the id ends it
                 logger.warning("the transaction of '%s' was not aborted: %s", self._id, error)
 
@@ -107,11 +110,12 @@ class TransactionalProducer(Producer):
     async def commit(self) -> None:
         """Have all that was sent since `begin` take effect. Raises the error of what was not stored: then abort."""
         self._require_open()
-        await self._answered_all()
-        if self._error is not None:
-            raise self._error
-        self._decided = True
-        await self._end(committed=True)
+        with self._last_call():
+            await self._answered_all()
+            if self._error is not None:
+                raise self._error
+            self._decided = True
+            await self._end(committed=True)
 
     @on_either_loop
     async def abort(self) -> None:
@@ -120,6 +124,10 @@ class TransactionalProducer(Producer):
         Raises WrongTransactionState when it was committed before: by a `commit` that was not answered in time.
         """
         self._require_open(even_failed=True)
+        with self._last_call():
+            await self._abort()
+
+    async def _abort(self) -> None:
         aborted = TransactionAborted("the transaction was aborted")
         for queue in list(self._active):
             for batch in queue.unsent():
@@ -139,6 +147,14 @@ class TransactionalProducer(Producer):
         self._close()
         if too_late is not None:
             raise too_late
+
+    @contextmanager
+    def _last_call(self) -> Iterator[None]:
+        self._ending = True
+        try:
+            yield
+        finally:
+            self._ending = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -195,6 +211,8 @@ class TransactionalProducer(Producer):
     def _require_open(self, *, even_failed: bool = False) -> None:
         if not self._open:
             raise ValueError("no transaction is under way")
+        if self._ending:
+            raise ValueError("the transaction is being ended")
         if self._error is not None and not even_failed:
             raise self._error
 
@@ -230,11 +248,14 @@ class TransactionalProducer(Producer):
     # ---- what `Producer` does otherwise
 
     async def send(self, *arguments: Any, **named: Any) -> Delivery:
-        """See `Producer.send`. Raises ValueError outside a transaction, and the error that leaves only `abort`."""
+        """See `Producer.send`. Raises ValueError outside a transaction or while it ends, and the error that leaves only
+        `abort`.
+        """
         self._require_open()
         return await super().send(*arguments, **named)
 
     def _new_batch(self, queue: Waiting) -> Batch:
+        self._require_open()  # `send` may have waited
         batch = super()._new_batch(queue)
         if queue not in self._added and queue not in self._to_add:
             self._to_add[queue] = None

@@ -127,6 +127,27 @@ async def test_several_partitions_and_offsets_together() -> None:
         assert (await running.broker.offsets.fetch("g"))[("in", 0)] == Committed(4)
 
 
+async def test_what_is_sent_while_a_transaction_ends_is_in_none() -> None:
+    async with native_broker() as running, TransactionalProducer(running.server, "x") as producer:
+
+        async def send() -> None:
+            with pytest.raises(ValueError, match=r"no transaction|being ended"):
+                await producer.send("t", b"late")
+
+        await producer.begin()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.lowlevel.checkpoint()  # it looks for the topic
+            await producer.abort()
+        await producer.begin()
+        await producer.send("t", b"kept")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(producer.commit)
+            await trio.lowlevel.checkpoint()
+            await send()
+        assert await read(running) == [b"kept"]
+
+
 async def test_the_next_process_fences_the_one_before() -> None:
     async with native_broker() as running, TransactionalProducer(running.server, "x") as first:
         await first.begin()
