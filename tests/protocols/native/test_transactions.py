@@ -293,12 +293,12 @@ async def test_what_arrives_late_is_no_part_of_the_next_transaction(late: str, b
 
         with trio.fail_after(TIMEOUT_S):
             if blocking:
-                with BlockingTransactionalProducer(between.address, "x", timeout_s=0.4) as producer:
+                with BlockingTransactionalProducer(between.address, "x", timeout_s=1) as producer:
                     await work(
                         producer, lambda ask, *args, **named: trio.to_thread.run_sync(partial(ask, *args, **named))
                     )
             else:
-                link = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20, request_timeout_ms=400)
+                link = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20, request_timeout_ms=1000)
                 async with TransactionalProducer(between.address, "x", link=link) as other:
                     await work(other, lambda ask, *args, **named: ask(*args, **named))
         assert sorted(filter(None, await read(running))) == [b"1", b"2"]
