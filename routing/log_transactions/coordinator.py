@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import secrets
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -54,6 +54,7 @@ _RETRY_S_MAX = 2.0
 _LOOK_S, _LOOK_IDLE_S = 0.25, 1.0
 _ID_CHARACTERS_MAX = 1024
 _OWNER_CHARACTERS_MAX = 256
+_FORGOTTEN_AT_ONCE = 200
 _TELLS_MAX = 32
 """Partitions and groups of one transaction that are told at a time."""
 Result = TypeVar("Result")
@@ -356,9 +357,22 @@ class TransactionCoordinator:
             logger.warning("the transaction of %r took longer than %d ms: given up", one.name, state.timeout_ms)
             await self._give_up(store, one)
 
-    async def _forget_old(self, store: IdStore, one: TransactionalId) -> None:
-        if _is_old(one, self._now_ms() - self._config.transactional_id_expiration_ms):
-            await store.put(one, None)
+    async def _forget_old(self, store: IdStore, old: Sequence[TransactionalId], before_ms: int) -> None:
+        """Some at a time, as there may be many; who is asked for something at the moment is not old any more."""
+        with store.while_led():
+            for at in range(0, len(old), _FORGOTTEN_AT_ONCE):
+                ones = [one for one in old[at : at + _FORGOTTEN_AT_ONCE] if _is_old(one, before_ms)]
+                ones = [one for one in ones if not one.lock.locked()]
+                for one in ones:
+                    one.lock.acquire_nowait()
+                try:
+                    await store.put_all([(one, None) for one in ones])
+                except TransactionCoordinatorUnavailable as error:
+                    logger.warning("transactional ids that are not used cannot be forgotten now: %s", error)
+                    return
+                finally:
+                    for one in ones:
+                        one.lock.release()
 
     async def _watch(self) -> None:
         """Rule 4."""
@@ -374,8 +388,8 @@ class TransactionCoordinator:
                         self._broker.spawn(self._alone_do, store, one, self._give_up_late)
                 if now_ms >= self._look_for_old:
                     before_ms = now_ms - self._config.transactional_id_expiration_ms
-                    for one in [one for one in store.ids.values() if _is_old(one, before_ms)]:
-                        self._broker.spawn(self._alone_do, store, one, self._forget_old)
+                    if old := [one for one in store.ids.values() if _is_old(one, before_ms)]:
+                        self._broker.spawn(self._forget_old, store, old, before_ms)
             if now_ms >= self._look_for_old:
                 self._look_for_old = now_ms + min(self._config.transactional_id_expiration_ms, 60_000)
 

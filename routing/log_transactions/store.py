@@ -7,7 +7,7 @@ A key of a redo record is a number and begins with a zero byte; that of an id be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -91,13 +91,18 @@ class IdStore:
         """Where an id stands from now on, durable when it returns. Raises TransactionCoordinatorUnavailable: it stands
         where it stood.
         """
+        await self.put_all([(one, state)])
+
+    async def put_all(self, puts: Sequence[tuple[TransactionalId, IdState | None]]) -> None:
+        """`put` of several."""
         if not self._may_append():
             raise TransactionCoordinatorUnavailable("too few brokers have the log of transactions in sync")
         try:
-            await self._store.change([(_key(one), None if state is None else encode(state))])
+            await self._store.change([(_key(one), None if state is None else encode(state)) for one, state in puts])
         except LogUnavailable as error:
             raise TransactionCoordinatorUnavailable(str(error)) from None
-        self._note(one, state)
+        for one, state in puts:
+            self._note(one, state)
 
     def put_later(self, one: TransactionalId, state: IdState) -> None:
         """The same, of what a crash may take back."""

@@ -31,6 +31,7 @@ from routing.log_transactions.errors import (
 )
 from routing.log_transactions.links import Ending
 from routing.log_transactions.state import EPOCH_MAX, Stage
+from routing.log_transactions.store import TransactionalId
 from routing.topics.offset_store import Committed
 from tests.core_log.helpers import make_batch
 from tests.routing.harness import killed, passing
@@ -216,6 +217,28 @@ async def test_time_is_enforced_and_unused_ids_go(clock: MockClock) -> None:
         await one.passing(clock, 80)
         assert list(one.coordinator.known()) == []
         assert await one.begin() != producer
+
+
+async def test_many_ids_are_forgotten_together(clock: MockClock) -> None:
+    class Spawned(trio.abc.Instrument):
+        count = 0
+
+        def task_spawned(self, task: trio.lowlevel.Task) -> None:
+            self.count += 1
+
+    async with world(transactional_id_expiration_ms=100_000) as one:
+        ids = one.coordinator._alone
+        assert ids is not None
+        await one.begin("used")
+        state = one.coordinator.describe("used")
+        await ids.put_all([(TransactionalId(f"id {number}"), state) for number in range(1000)])
+        await one.passing(clock, 90)
+        await one.begin("used")
+        spawned = Spawned()
+        trio.lowlevel.add_instrument(spawned)
+        await one.passing(clock, 80)
+        assert [name for name, _ in one.coordinator.known()] == ["used"]
+        assert spawned.count < 300, "each would cost a task and a wait for the disk, all at one moment"
 
 
 async def test_what_cannot_be_given_up_now_is_said_once(clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
