@@ -33,6 +33,11 @@ class Relay:
         self._open.set()
         self._open_back.set()
 
+    @property
+    def is_holding(self) -> bool:
+        """Something of what clients say is held up."""
+        return self._open.statistics().tasks_waiting > 0
+
     def go_on_anew(self) -> trio.Event:
         """Pass on what comes from now on; what is held up waits for the event."""
         held, self._open = self._open, trio.Event()

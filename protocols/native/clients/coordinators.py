@@ -28,6 +28,8 @@ class CoordinatorLink:
         self._nursery = nursery
         self._found: Link | None = None
         self._own: tuple[Link, trio.CancelScope] | None = None
+        self.unanswered = False
+        """Something that was asked may have been heard, and was not answered; whoever looks sets it back."""
 
     async def request(self, request: Request, kind: type[ReplyType], *, wait_ms: int = 0) -> ReplyType:
         """Ask the coordinator once; when that is another one now, or gone, the next request goes where it is then.
@@ -38,6 +40,7 @@ class CoordinatorLink:
             link = self._found or await self._find()
             return await link.request(request, kind, wait_ms=wait_ms)
         except MillraceError as error:
+            self.unanswered = self.unanswered or isinstance(error, ConnectionLost | RequestTimedOut)
             if error.retriable or isinstance(error, NotCoordinator):
                 self._found = None
             raise

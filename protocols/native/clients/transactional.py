@@ -4,7 +4,8 @@
    the transactional id is told of that partition. What is sent outside a transaction, or while it ends, is refused.
 2. `commit` first has everything answered. After an error of any record only `abort` is left.
 3. `abort` forgets what was not sent and waits for what was. When a batch that had a number was not stored, or nobody
-   knows, or a coordinator did not answer, the producer takes its next epoch, in which numbers begin anew.
+   knows, the producer takes its next epoch, in which numbers begin anew. `begin` does so as well, or `abort`, when a
+   coordinator was asked again because it had not answered, or never answered.
 4. Whoever begins with the same id, in this process or another, ends what was under way and fences who was before.
 5. Consumers of the native protocol see what was committed.
 """
@@ -91,6 +92,10 @@ class TransactionalProducer(Producer):
             except MillraceError as error:  # whoever comes next with the id ends it
                 logger.warning("the transaction of '%s' was not aborted: %s", self._id, error)
 
+    async def _renew(self) -> None:
+        await self._take_id(self._producer_id, self._epoch)
+        self._unsure = False
+
     @property
     def in_transaction(self) -> bool:
         """One is under way; after an error only `abort` may end it."""
@@ -99,10 +104,14 @@ class TransactionalProducer(Producer):
     # ---- transactions
 
     async def begin(self) -> None:
-        """Begin a transaction. Raises ValueError if one is under way. When it is cancelled nothing was begun."""
+        """Begin a transaction. Raises ValueError if one is under way, and what the coordinator answers where it has to
+        be asked. When it is cancelled nothing was begun.
+        """
         await self._run_in_trio(trio.lowlevel.checkpoint)
         if self._open:
             raise ValueError("a transaction is under way")
+        if self._unsure:
+            await self._run_in_trio(self._renew)
         self._open, self._error, self._sent_anything, self._decided = True, None, False, False
         self._failed.clear()
 
@@ -142,8 +151,7 @@ class TransactionalProducer(Producer):
         except WrongTransactionState as error:
             too_late = error if self._decided else None  # else the coordinator knows of nothing that was under way
         if self._unsure:
-            await self._take_id(self._producer_id, self._epoch)
-            self._unsure = False
+            await self._renew()
         self._close()
         if too_late is not None:
             raise too_late
@@ -192,7 +200,7 @@ class TransactionalProducer(Producer):
         if coordinator is None:
             coordinator = CoordinatorLink(wire_groups.OF_GROUP, member.group, self._link, self._nursery)
             self._groups[member.group] = coordinator
-        with self._unsure_if_it_fails():
+        with self._unsure_if_unanswered(coordinator):
             await coordinator.call(
                 lambda: wire_transactions.CommitTransactionOffsets(
                     0,
@@ -223,7 +231,7 @@ class TransactionalProducer(Producer):
 
     async def _end(self, *, committed: bool) -> None:
         if self._sent_anything:
-            with self._unsure_if_it_fails():
+            with self._unsure_if_unanswered(self._coordinator):
                 await self._coordinator.call(
                     lambda: wire_transactions.EndTransaction(0, self._id, self._producer_id, self._epoch, committed),
                     wire_transactions.EndTransactionReply,
@@ -232,13 +240,16 @@ class TransactionalProducer(Producer):
             self._close()
 
     @contextmanager
-    def _unsure_if_it_fails(self) -> Iterator[None]:
-        """For what may arrive yet, and would be taken for a part, or the end, of the next transaction."""
+    def _unsure_if_unanswered(self, coordinator: CoordinatorLink) -> Iterator[None]:
+        """For what may arrive yet, or once more, and would be taken for a part, or the end, of the next transaction."""
         try:
             yield
         except BaseException:
             self._unsure = True
             raise
+        finally:
+            self._unsure = self._unsure or coordinator.unanswered
+            coordinator.unanswered = False
 
     def _close(self) -> None:
         self._open = False
@@ -269,7 +280,7 @@ class TransactionalProducer(Producer):
 
     async def _join(self, partitions: list[Partition], groups: list[str]) -> None:
         self._sent_anything = True
-        with self._unsure_if_it_fails():
+        with self._unsure_if_unanswered(self._coordinator):
             await self._coordinator.call(
                 lambda: wire_transactions.AddToTransaction(
                     0, self._id, self._producer_id, self._epoch, partitions, groups

@@ -131,19 +131,22 @@ async def test_what_is_sent_while_a_transaction_ends_is_in_none() -> None:
     async with native_broker() as running, TransactionalProducer(running.server, "x") as producer:
 
         async def send() -> None:
+            looks.set()
             with pytest.raises(ValueError, match=r"no transaction|being ended"):
                 await producer.send("t", b"late")
 
+        looks = trio.Event()
         await producer.begin()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
-            await trio.lowlevel.checkpoint()  # it looks for the topic
+            await looks.wait()
             await producer.abort()
         await producer.begin()
         await producer.send("t", b"kept")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(producer.commit)
-            await trio.lowlevel.checkpoint()
+            while not producer._ending:
+                await trio.lowlevel.checkpoint()
             await send()
         assert await read(running) == [b"kept"]
 
@@ -303,6 +306,37 @@ async def test_what_arrives_late_is_no_part_of_the_next_transaction(late: str, b
                     await work(other, lambda ask, *args, **named: ask(*args, **named))
         assert sorted(filter(None, await read(running))) == [b"1", b"2"]
         assert (await running.broker.offsets.fetch("g"))[("t", 0)] == Committed(3)
+
+
+async def test_a_commit_that_was_sent_twice_ends_one_transaction() -> None:
+    async with (
+        native_broker() as running,
+        relay(running.server) as between,
+        TransactionalProducer(between.address, "x", link=QUICK) as producer,
+    ):
+        await running.broker.create_topic("t", partitions=1)
+        with trio.fail_after(TIMEOUT_S):
+            await producer.begin()
+            await producer.send("t", b"1")
+            await producer.flush()
+            between.hold()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(producer.commit)
+                while not between.is_holding:
+                    await trio.sleep(0.01)
+                held, said = between.go_on_anew(), len(between.there[0])
+                stream = producer._link._stream
+                assert stream is not None
+                await trio.aclose_forcefully(stream)  # what was said is still on its way
+            await producer.begin()
+            await producer.send("t", b"2")
+            await producer.flush()
+            held.set()
+            while len(between.there[0]) == said:
+                await trio.sleep(0.01)
+            assert await read(running) == [b"1"]
+            await producer.abort()
+            assert await read(running) == [b"1"]
 
 
 async def test_without_an_event_loop() -> None:
