@@ -190,6 +190,7 @@ class Connection:
             more = self._layered  # what came with the end of the handshake is there already
             while more:
                 more = await self.turn()
+                await trio.lowlevel.checkpoint()  # the others have their turns in between
             if not self._over.is_set():
                 self._shell.readers.add(self._socket, self)
                 await self._over.wait()

@@ -282,6 +282,7 @@ class Readers:
                 self._busy[number] = reader
             return True
         while more:
+            await trio.lowlevel.checkpoint()  # the others have theirs in between
             more = await reader.turn()
         if self._waiting.get(number) is scope:
             del self._waiting[number]

@@ -93,6 +93,21 @@ async def test_who_needs_little_reads_first_and_again_after_each_who_needs_much(
 
 
 @only_linux
+async def test_who_has_more_to_read_after_a_turn_that_waited_takes_turns_with_the_others() -> None:
+    order: list[str] = []
+    with noted(order, waits=False, other=False) as (waits, other):
+        waits.may_go_on, waits.more = trio.Event(), 100
+        async with reading(waits, other):
+            await trio.testing.wait_all_tasks_blocked()
+            waits.at_last = partial(other.theirs.send, b"x")
+            may_go_on, waits.may_go_on = waits.may_go_on, None
+            may_go_on.set()
+            await trio.testing.wait_all_tasks_blocked()
+        assert order.count("waits") == 100
+        assert "other" in order[order.index("waits went on") :][:10]
+
+
+@only_linux
 async def test_those_who_need_much_are_not_kept_by_many_who_need_little_and_whose_turns_wait() -> None:
     order: list[str] = []
     names = {f"little {number}": True for number in range(20)}

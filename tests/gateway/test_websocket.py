@@ -19,7 +19,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Message, Ping, Pong, Request
 
 from gateway.config import ConfigError, Limits, WebSocketConfig, load_config
-from tests.gateway.shell import open_door, until
+from tests.gateway.shell import EchoAdapter, open_door, until
 from tests.support import BrokerProcess, broker_process
 
 HOST = "127.0.0.1"
@@ -304,6 +304,27 @@ def test_the_clients_of_a_broker_that_stops_are_told_that_it_goes_away(tmp_path:
         assert isinstance(event, CloseConnection)
         assert event.code == 1001
         peer.socket.close()
+
+
+async def test_others_have_their_turns_while_a_client_sends_much_right_behind_its_request() -> None:
+    seen: set[int] = set()
+    number = 0
+
+    class Noting(EchoAdapter):
+        async def handle(self, data: bytes) -> None:
+            seen.add(number)
+            self.reads.append(data)
+
+    async with open_door(Noting, Limits(read_bytes_max=1024), web=WebSocketConfig()) as door:
+        stream = await door.connect()
+        head = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+        frames = (b"\x82\xe4" + bytes(104)) * 400
+        await stream.send_all(f"GET /mqtt HTTP/1.1\r\n{head}\r\n".encode() + frames)
+        with trio.fail_after(10):
+            while sum(len(data) for one in door.adapters for data in one.reads) < 40_000:
+                number += 1
+                await trio.lowlevel.checkpoint()
+        assert len(seen) > 5, "rounds of the event loop"
 
 
 def client(broker: BrokerProcess, door: str, authority: trustme.CA) -> paho.Client:
