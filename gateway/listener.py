@@ -203,7 +203,7 @@ class Listener:
                 if self._web is not None:
                     web = await self._upgrade(client, tls, self._web)
                 secured = {"tls": tls, "certificate_name": name, "web": web, "dialled": dialled}
-                ready = True
+                ready = not scope.cancel_called  # by who says goodbye to those who are connections already
         except HandshakeFailed as error:
             if self.refused is not None:
                 self.refused(peer, str(error))

@@ -19,7 +19,10 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Message, Ping, Pong, Request
 
 from gateway.config import ConfigError, Limits, WebSocketConfig, load_config
-from tests.gateway.shell import EchoAdapter, open_door, until
+from gateway.http import Request as HttpRequest
+from gateway.server import _say_goodbye
+from gateway.websocket import accept
+from tests.gateway.shell import EchoAdapter, open_door, receive_all, until
 from tests.support import BrokerProcess, broker_process
 
 HOST = "127.0.0.1"
@@ -325,6 +328,23 @@ async def test_others_have_their_turns_while_a_client_sends_much_right_behind_it
                 number += 1
                 await trio.lowlevel.checkpoint()
         assert len(seen) > 5, "rounds of the event loop"
+
+
+async def test_who_asks_in_the_moment_of_the_stop_is_no_connection_that_nobody_says_goodbye_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_door(web=WebSocketConfig()) as door:
+
+        def agreed(request: HttpRequest, config: WebSocketConfig) -> list[tuple[str, str]]:
+            _say_goodbye(door.shell, [door.listener])
+            return accept(request, config)
+
+        monkeypatch.setattr("gateway.websocket.accept", agreed)
+        stream = await door.connect()
+        head = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+        await stream.send_all(f"GET /mqtt HTTP/1.1\r\n{head}\r\n".encode())
+        assert (await receive_all(stream)).startswith(b"HTTP/1.1 101")
+        assert not door.adapters
 
 
 def client(broker: BrokerProcess, door: str, authority: trustme.CA) -> paho.Client:
