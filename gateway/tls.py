@@ -413,6 +413,7 @@ async def handshake(
     HandshakeFailed.
     """
     tls = TlsLayer(context, dialled=dialled)
+    failed, reason = HandshakeFailed, f"not complete after {timeout_ms} ms"
     with trio.move_on_after(timeout_ms / 1000):
         done = False
         if dialled is not None:
@@ -426,14 +427,15 @@ async def handshake(
                     raise HandshakeFailed("closed by the peer")
                 done = tls.shake(data)
             except ssl.SSLError as error:
-                # The alert tells the peer, if it understands it at all.
+                failed = Unverified if isinstance(error, ssl.SSLCertVerificationError) else HandshakeFailed
+                reason = reason_of(error)
+                # The alert tells the peer, if it understands it at all. It may take its time to close.
                 await send_all(sock, tls.output())
                 await see_off(sock, False)
-                failed = Unverified if isinstance(error, ssl.SSLCertVerificationError) else HandshakeFailed
-                raise failed(reason_of(error)) from None
+                raise failed(reason) from None
             except OSError as error:
                 raise HandshakeFailed(error.strerror or str(error)) from None
             if not await send_all(sock, tls.output()):
                 raise HandshakeFailed("closed by the peer")
         return tls
-    raise HandshakeFailed(f"not complete after {timeout_ms} ms")
+    raise failed(reason)

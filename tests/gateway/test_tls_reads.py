@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 import trustme
+from structlog.testing import capture_logs
 
 from gateway.config import Tls
 from gateway.tls import Certificates, TlsLayer, TlsReader
@@ -87,6 +88,16 @@ async def test_an_end_that_comes_with_the_last_bytes_is_seen_though_the_peer_wai
 def ca_of(context: ssl.SSLContext) -> bytes:
     """What a context trusts, in DER."""
     return context.get_ca_certs(binary_form=True)[-1]
+
+
+async def test_what_is_wrong_with_a_handshake_is_said_though_the_peer_does_not_close(files: Files) -> None:
+    tls = Tls(cert=files.cert, handshake_timeout_ms=50)
+    async with open_door(certificates=Certificates(tls)) as door:
+        with capture_logs() as said:
+            stream = await door.connect()
+            await stream.send_all(b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00")
+            await until(lambda: said)
+    assert said[0]["reason"] == "WRONG_VERSION_NUMBER"
 
 
 class Silent(EchoAdapter):
