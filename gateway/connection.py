@@ -312,7 +312,7 @@ class Connection:
         """Read nothing until the peer has taken half of what may wait for it."""
         self._drains = True
         await self.outbox.drained()
-        self._drains = False
+        self._drains = self.adapter.held = False
 
     async def _wait_to_publish(self, published_bytes: int) -> None:
         """Read nothing while who publishes has to leave others time or room."""

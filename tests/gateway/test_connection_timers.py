@@ -7,8 +7,10 @@ import math
 import trio
 from trio.testing import MockClock
 
+from gateway.config import WebSocketConfig
 from protocols.sansio import Outbox
 from tests.gateway.shell import EchoAdapter, open_door, receive_all, receive_exactly, until
+from tests.gateway.test_websocket import UPGRADE
 
 
 class KeepAlive(EchoAdapter):
@@ -162,3 +164,37 @@ async def test_who_takes_slowly_what_waits_for_him_is_not_silent(mock_clock: Moc
             await receive_exactly(client, 65536)
         come_due()
         assert adapter.excused == [True, False, True]
+
+
+class Excusing(EchoAdapter):
+    """Notes whether a silence means something."""
+
+    def __init__(self, outbox: Outbox, peer: str) -> None:
+        super().__init__(outbox, peer)
+        self.excused: list[bool] = []
+
+    def handle_timer(self, now: float) -> None:
+        self.excused.append(self.held)
+        self.deadline_s = math.inf
+
+
+async def test_who_has_taken_what_waited_for_him_in_a_websocket_is_silent_again() -> None:
+    async with open_door(Excusing, web=WebSocketConfig()) as door, await door.connect(receive_bytes=4096) as client:
+        head = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+        await client.send_all(f"GET /mqtt HTTP/1.1\r\n{head}\r\n".encode())
+        adapter = await door.adapter()
+        assert isinstance(adapter, Excusing)
+        (connection,) = door.shell.connections
+        adapter.outbox.write(b"\x30\x80\x80\x80\x02" + bytes(4 << 20))
+        door.shell.end_turn()
+        await client.send_all(b"\x89\x80\0\0\0\0")  # a ping, of which the adapter hears nothing
+        await until(lambda: connection._drains)
+        while not connection.outbox.moved:
+            await receive_exactly(client, 65536)
+        adapter.deadline_s = trio.current_time()
+        connection._timer_fired()
+        while connection._drains:
+            await receive_exactly(client, 65536)
+        adapter.deadline_s = trio.current_time()
+        connection._timer_fired()
+        assert adapter.excused == [True, False]
