@@ -237,7 +237,7 @@ class Listener:
         """Stop listening; connections that were accepted live on. Who still waits to be gets an end, not a reset."""
         if self._socket.fileno() >= 0:
             with contextlib.suppress(OSError):
-                while True:
+                for _ in range(_KERNEL_QUEUE):  # those who come meanwhile are not waited for
                     self._socket.accept()[0].close()
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()

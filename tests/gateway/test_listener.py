@@ -38,6 +38,23 @@ async def test_clients_wait_while_there_are_no_descriptors_left(monkeypatch: pyt
             assert await receive_exactly(stream, 2) == b"in"
 
 
+async def test_a_stop_does_not_wait_for_those_who_connect_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected, accept = 0, socket.socket.accept
+
+    def another_connects(sock: socket.socket) -> tuple[socket.socket, object]:
+        nonlocal connected
+        connected += 1
+        assert connected <= 100, "for ever"
+        socket.create_connection(sock.getsockname()).close()
+        return accept(sock)
+
+    monkeypatch.setattr("gateway.listener._KERNEL_QUEUE", 20)
+    async with open_door() as door:
+        monkeypatch.setattr(socket.socket, "accept", another_connects)
+        door.listener.close()
+    assert connected == 20
+
+
 async def test_some_descriptors_are_kept_from_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.listener._PAUSE_S", 0.001)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
