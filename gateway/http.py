@@ -15,6 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from time import perf_counter
 from typing import TypeVar
 
 import h11
@@ -23,6 +24,7 @@ import trio
 from gateway.errors import PeerGone, Refused
 from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
+from routing.bites import BITE_S
 
 _READ_BYTES = 1 << 10
 """A head is read in small pieces: the limit on it is looked at while it is not complete."""
@@ -160,7 +162,11 @@ class Exchange:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             await self._send(connection.send(go_on) or b"")
         body = bytearray()
+        until_s = perf_counter() + BITE_S
         while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if perf_counter() > until_s:  # there may be as many chunks as bytes
+                await trio.lowlevel.checkpoint()
+                until_s = perf_counter() + BITE_S
             if event is h11.NEED_DATA:
                 connection.receive_data(await self._read(_BODY_READ_BYTES))
             elif isinstance(event, h11.Data):

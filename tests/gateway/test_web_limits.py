@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from gateway.config import Config, HttpConfig, Listen
+from gateway.http import Exchange
 from gateway.server import serve
 from gateway.web_operations import WEB_OPERATIONS
 from routing.administration.operations import operation
@@ -168,3 +169,27 @@ async def test_a_broker_that_stops_does_not_wait_for_operations(tmp_path: Path) 
             nursery.start_soon(trio.to_thread.run_sync, ask, server.ports["http"])
             await asked.wait()
     assert len(told) == 1
+
+
+async def test_others_have_their_turns_while_a_body_comes_in_chunks_of_a_byte() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        head = b"POST /api/x HTTP/1.1\r\nHost: broker\r\nTransfer-Encoding: chunked\r\n\r\n"
+        theirs.sendall(head + b"1\r\nx\r\n" * 16_000 + b"0\r\n\r\n")
+        rounds = 0
+
+        async def count() -> None:
+            nonlocal rounds
+            while True:
+                rounds += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            exchange = Exchange(ours, None, head_bytes_max=4096)
+            await exchange.request()
+            before = rounds
+            assert await exchange.body(1 << 20, 10_000) == b"x" * 16_000
+            assert rounds > before + 3
+            nursery.cancel_scope.cancel()
