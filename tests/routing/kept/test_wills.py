@@ -193,10 +193,10 @@ async def test_it_is_published_once_where_a_kill_took_what_came_before_it(clock:
         if operation == "write" and path.startswith("queues/"):
             let_go.wait(20)
 
-    def hold_all_but_the_first_note(operation: str, path: str) -> None:
+    def hold_the_removal_of_the_note(operation: str, path: str) -> None:
         if operation == "write" and path.startswith("retained/"):
             kept.append(path)
-            if len(kept) > 1:
+            if len(kept) > 3:
                 let_go.wait(20)
 
     async with engine(files, stripes=1) as at:
@@ -212,7 +212,7 @@ async def test_it_is_published_once_where_a_kill_took_what_came_before_it(clock:
         let_go.set()
     let_go.clear()
     files = FaultyFiles(left)
-    files.hook = hold_all_but_the_first_note
+    files.hook = hold_the_removal_of_the_note
     async with engine(files, stripes=1) as at:
         await at.until(lambda: at.count("q") == 1)
         await at.synced()
