@@ -12,7 +12,7 @@ from protocols.native.clients import groups_admin
 from protocols.native.clients.blocking_link import Address, BlockingLink, ReplyType
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.groups_admin import GroupDescription, GroupListing, PartitionLag, QueueLag, Which, finish
-from protocols.native.errors import MillraceError
+from protocols.native.errors import MillraceError, RequestTimedOut
 from protocols.native.wire import Request
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class BlockingAsker:
         self._client = client
         self._link = link
         self._others: dict[Address, BlockingLink] = {}
+        self.unanswered = False
+        """As that of a link, of what coordinators were asked."""
 
     def close(self) -> None:
         """End the connections to other brokers."""
@@ -48,8 +50,13 @@ class BlockingAsker:
         while True:
             try:
                 found = self._link.call(wire_groups.FindCoordinator(0, of, group), wire_groups.FindCoordinatorReply)
-                return self._at(found.node_id, found.host, found.port).call(request, kind)
+                link = self._at(found.node_id, found.host, found.port)
+                try:
+                    return link.call(request, kind)
+                finally:
+                    self.unanswered, link.unanswered = self.unanswered or link.unanswered, False
             except MillraceError as error:
+                self.unanswered = self.unanswered or isinstance(error, RequestTimedOut)
                 if not error.retriable or time.monotonic() > deadline:
                     raise
             time.sleep(_ASK_AGAIN_S)  # noqa: ASYNC251

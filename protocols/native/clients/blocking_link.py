@@ -96,6 +96,8 @@ class BlockingLink:
         self._correlation_id = 0
         self._busy = self._connecting = 0
         """Which thread is in the middle of a request, or makes the connection; 0: none."""
+        self.unanswered = False
+        """A request may have been heard, and was not answered; whoever looks sets it back."""
         self._asked: dict[Address, BlockingLink] = {}
         """Other brokers, for who waits for one of `addresses`."""
         tell_when_forked(self)
@@ -128,6 +130,7 @@ class BlockingLink:
             try:
                 return self._exchange(request, kind, wait_s)
             except ConnectionLost as error:
+                self.unanswered = True
                 if not repeat or (fresh and _is_final(error, until)):
                     raise
             if fresh:

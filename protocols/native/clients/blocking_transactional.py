@@ -69,7 +69,7 @@ class BlockingTransactionalProducer(BlockingProducer):
         """Begin a transaction. Raises ValueError if one is under way, and what the coordinator answers."""
         if self._open:
             raise ValueError("a transaction is under way")
-        if self._epoch < 0:
+        if self._epoch < 0 or self._unsure:
             self._take_id()
         self._open, self._failed, self._decided = True, False, False
 
@@ -92,6 +92,8 @@ class BlockingTransactionalProducer(BlockingProducer):
         except BaseException:
             self._unsure = True  # it may arrive yet, and be taken for a part, or the end, of the next transaction
             raise
+        finally:
+            self._unsure, asker.unanswered = self._unsure or asker.unanswered, False  # so may what was said twice
 
     def _new_sequences(self) -> Sequences:
         return Sequences(-1 if self._producer_id is None else self._producer_id, self._epoch)

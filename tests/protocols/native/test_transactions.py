@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -336,6 +337,43 @@ async def test_a_commit_that_was_sent_twice_ends_one_transaction() -> None:
                 await trio.sleep(0.01)
             assert await read(running) == [b"1"]
             await producer.abort()
+            assert await read(running) == [b"1"]
+
+
+async def test_a_commit_that_was_sent_twice_ends_one_transaction_without_an_event_loop_as_well() -> None:
+    async with native_broker() as running, relay(running.server) as between:
+        await running.broker.create_topic("t", partitions=1)
+        producer = BlockingTransactionalProducer(between.address, "x")
+        asker = producer.client._asker
+        at = asker._at
+
+        def hold_what_comes_next(*node: Any) -> Any:
+            trio.from_thread.run_sync(between.hold)
+            asker._at = at  # type: ignore[method-assign]
+            return at(*node)
+
+        def send(body: bytes) -> None:
+            producer.begin()
+            producer.send("t", body)
+            producer.flush()
+
+        with trio.fail_after(TIMEOUT_S), producer:
+            await trio.to_thread.run_sync(send, b"1")
+            asker._at = hold_what_comes_next  # type: ignore[method-assign]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.to_thread.run_sync, producer.commit)
+                while not between.is_holding:
+                    await trio.sleep(0.01)
+                held, said = between.go_on_anew(), len(between.there[0])
+                lost = asker._link._socket
+                assert lost is not None
+                lost.shutdown(socket.SHUT_RD)  # what was said is still on its way
+            await trio.to_thread.run_sync(send, b"2")
+            held.set()
+            while len(between.there[0]) == said:
+                await trio.sleep(0.01)
+            assert await read(running) == [b"1"]
+            await trio.to_thread.run_sync(producer.abort)
             assert await read(running) == [b"1"]
 
 
