@@ -317,9 +317,9 @@ async def test_who_does_not_reach_a_leader_is_told_where_it_would_be() -> None:
     """As behind a proxy that leads to one broker of several."""
     text = r"broker 7 at \[::1\]:1, which leads partition 0 of topic 't', is not reached"
     async with silent_broker((0, "", 0), (7, "::1", 1)) as server:
-        link = LinkConfig(request_timeout_ms=100, reconnect_backoff_ms=5)
+        link = LinkConfig(request_timeout_ms=500, reconnect_backoff_ms=5)
         async with (
-            Producer(server, delivery_timeout_ms=100, link=link) as producer,
+            Producer(server, delivery_timeout_ms=500, link=link) as producer,
             Client(server, link=link) as client,
         ):
             delivery = await producer.send("t", b"x")
