@@ -332,6 +332,21 @@ async def test_releases_go_out_in_the_order_of_what_was_received_when_the_leader
         assert [await device.hears(PUBREL) for _ in range(2)] == [first[3:5], second[3:5]]
 
 
+def slow_catalog(node: EngineNode, monkeypatch: pytest.MonkeyPatch) -> tuple[trio.Event, trio.Event]:
+    """What a broker changes in the catalog waits for the second event; the first says that it does."""
+    monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [])  # nobody leads what is retained, here
+    catalog, asked, goes_on = node.broker.topology.catalog, trio.Event(), trio.Event()
+    change = catalog.change
+
+    async def slow(*given: Any, **named: Any) -> None:
+        asked.set()
+        await goes_on.wait()
+        await change(*given, **named)
+
+    monkeypatch.setattr(catalog, "change", slow)
+    return asked, goes_on
+
+
 @pytest.mark.parametrize("expiry_s", [0, 5, 7200])
 async def test_what_a_client_said_of_its_session_when_it_left_is_over_before_it_is_elsewhere(
     expiry_s: int, monkeypatch: pytest.MonkeyPatch
@@ -340,16 +355,7 @@ async def test_what_a_client_said_of_its_session_when_it_left_is_over_before_it_
     async with town() as found, trio.open_nursery() as nursery:
         former = await begun_5(found.nodes[FORMER])
         found.nodes[LATER].cluster.members.brokers = dict.fromkeys((FORMER, LATER))
-        monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [])  # nobody leads what is retained, here
-        catalog = found.nodes[FORMER].broker.topology.catalog
-        change, asked, goes_on = catalog.change, trio.Event(), trio.Event()
-
-        async def slow(*given: Any, **named: Any) -> None:
-            asked.set()
-            await goes_on.wait()
-            await change(*given, **named)
-
-        monkeypatch.setattr(catalog, "change", slow)
+        asked, goes_on = slow_catalog(found.nodes[FORMER], monkeypatch)
         nursery.start_soon(former.send, disconnect_5(0, block(session_expiry=expiry_s)))
         with trio.fail_after(5):
             await asked.wait()
@@ -380,16 +386,7 @@ async def test_a_subscription_is_as_the_client_has_said_last_wherever_it_was_whe
             await former.send(words[0])
             await former.hears(0x90)
         found.nodes[where].cluster.members.brokers = dict.fromkeys((FORMER, LATER))
-        monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [])  # nobody leads what is retained, here
-        catalog = found.nodes[FORMER].broker.topology.catalog
-        change, asked, goes_on = catalog.change, trio.Event(), trio.Event()
-
-        async def slow(*given: Any, **named: Any) -> None:
-            asked.set()
-            await goes_on.wait()
-            await change(*given, **named)
-
-        monkeypatch.setattr(catalog, "change", slow)
+        asked, goes_on = slow_catalog(found.nodes[FORMER], monkeypatch)
         nursery.start_soon(former.send, words[wanted])
         with trio.fail_after(5):
             await asked.wait()
