@@ -15,7 +15,7 @@ place, not for logs of many gigabytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -75,9 +75,10 @@ def find_damage(files: Files, directory: str) -> Damage | None:
         later = bases[index + 1 :]
         if end == len(data) and end >= synced_bytes:
             continue
-        whole = sum(1 for _ in _whole_batches(data, end + 1)) + _count(files, directory, later)
+        behind = [(position, first) for position, _, first, _ in _whole_batches(data, end + 1)]
         superseded = bool(later) or (point is not None and base < point.segment_base)
-        if superseded or end < synced_bytes or not _is_lost_end(data, end, expected):
+        if superseded or end < synced_bytes or not _is_lost_end(data, end, expected, behind):
+            whole = len(behind) + _count(files, directory, later)
             return Damage(path, end, reason or f"{synced_bytes - end} synced bytes are missing", whole)
     return None
 
@@ -208,11 +209,11 @@ def _whole_batches(data: bytes, position: int) -> Iterator[tuple[int, int, int, 
             position += size
 
 
-def _is_lost_end(data: bytes, position: int, offset: int) -> bool:
+def _is_lost_end(data: bytes, position: int, offset: int, behind: Sequence[tuple[int, int]]) -> bool:
     """Whether what begins at `position` and is not whole may be what a stop left of writes from an offset on: blocks of
-    it are missing, and none of the whole batches behind it was appended when that offset was durable.
+    it are missing, and none of the whole batches `behind` it (position and first offset) was appended when that offset
+    was durable.
     """
-    behind = [(whole, first) for whole, _, first, _ in _whole_batches(data, position + 1)]
     for whole, first in behind:
         unsynced = parse_header(data, whole).base_sequence
         if unsynced < 0 or first - unsynced > offset:

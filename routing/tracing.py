@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from routing.message import NAME_ENCODING_ERRORS, NeutralProperties, Properties, Slab
 from routing.property_editors import NEUTRAL, to_neutral_raw
-from routing.publishing.confirms import deliver_regardless
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -105,7 +104,7 @@ class Trace:
         for slab in noted:
             for route, part in self._vhost.router.routed_inside(slab):
                 if route.error() is None:
-                    deliver_regardless(route, part)
+                    self._vhost.send(route, part)
         return bool(noted)
 
 

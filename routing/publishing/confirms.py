@@ -55,11 +55,12 @@ def watch(targets: Iterable[tuple[PartitionLog, int]], count: int) -> list[Watch
     return [log.watch(end, count) for log, end in logs if isinstance(log, Stream)]
 
 
-def deliver_regardless(route: Route, slab: Slab) -> None:
+def deliver_regardless(route: Route, slab: Slab) -> list[tuple[PartitionLog, int]]:
     """As `Route.deliver`, for messages of which nobody wants to know what becomes of them."""
     targets = route.deliver(slab)
     if route.asks:
         watch(targets, len(slab.bodies))
+    return targets
 
 
 def _given_up(needed: Iterable[tuple[PartitionLog, int]]) -> StorageUnavailable | None:

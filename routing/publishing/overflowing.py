@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from routing.errors import LimitExceeded
 from routing.message import Slab
-from routing.publishing.confirms import watch
+from routing.publishing.confirms import deliver_regardless, watch
 from routing.publishing.deduplication import put
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def deliver_refused(route: Route, slab: Slab, full: Queue) -> list[Target]:
         taken = min(left.room(piece.bodies), count)
         fullest = left.fullest(piece.bodies) if taken < count else None
         if taken:
-            there = left.deliver(piece.part(0, taken))
-            targets += there
-            if left.asks:
-                watch(there, taken)
+            targets += deliver_regardless(left, piece.part(0, taken))
         if fullest is not None:
             targets += deliver_refused(left, piece.part(taken, count), fullest)
     return targets

@@ -300,11 +300,10 @@ class Queue:
     def reject(self, offsets: Sequence[int]) -> None:
         """Delivered messages are refused by who got them: they die, unless the queue tries again."""
         if catches(self.settings) and not self.deleted:
-            self.give_back_offsets(offsets, Cause.REJECTED)
-        else:
-            if self.groups is not None:
-                self.groups.release(offsets)
-            self.bury(offsets, REJECTED)
+            return self.give_back_offsets(offsets, Cause.REJECTED)
+        if self.groups is not None:
+            self.groups.release(offsets)
+        self.bury(offsets, REJECTED)
 
     def bury(self, offsets: Sequence[int], reason: str) -> None:
         """Outstanding messages are dead: to the dead letter exchange with them, if there is one."""
