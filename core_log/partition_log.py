@@ -86,8 +86,8 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
         """Where what was cut off when it was opened is kept, if it may be more than a torn tail."""
         self.error: OSError | None = None
         self.closed = False
-        self.truncating = self.cutting = False
-        """No appends now; no jobs either."""
+        self.truncating = self.cutting = self.half_cut = False
+        """No appends now; no jobs either; nor until the cut that the disk refused is done again."""
         self.listeners: list[Callable[[PartitionLog], None]] = []
         self.segments = found.segments
         self.unreadable = any(segment.missing for segment in found.segments)

@@ -11,7 +11,9 @@
    than asked for, but whole.
 4. The high watermark does not fall: readers have seen what is below it, so nothing of that is cut; but where an
    unclean election has given up what was committed (`committed`).
-5. What the disk refused is done again from the start, with the same files, or those that are left.
+5. What the disk refused is done again from the start, with the same files, or those that are left. They may be
+   neither what they were nor what they are to be (`half_cut`), so the log stays closed to appends and jobs until it has
+   been done: what came then would be behind a hole.
 6. The note of a clean stop goes first: it would say that bytes are missing.
 
 `restart` drops everything, as a follower does whose leader's log begins behind its own end.
@@ -31,6 +33,8 @@ from core_log.segment_names import SegmentName, parse
 from core_log.transaction_index import TransactionIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from core_log.flusher import Flusher
     from core_log.partition_log import PartitionLog
     from core_log.replica_log import ReplicaLog
@@ -59,13 +63,11 @@ async def truncate(log: PartitionLog, flusher: Flusher, end_offset: int, *, comm
             log.high_watermark = log.committed_offset = min(log.high_watermark, end_offset)
         elif end_offset < log.high_watermark:
             raise BelowHighWatermark(f"{log.directory}: {end_offset} is below the high watermark {log.high_watermark}")
-        log.cutting = True
-        await _sync(log, flusher)
-        log.shorten(await flusher.in_thread(lambda: cut_files(log, end_offset)))
+        log.shorten(await _in_files(log, flusher, lambda: cut_files(log, end_offset)))
         if log.transactions is not None and not log.transactions.cut(log.log_end_offset):
             log.transactions = await flusher.in_thread(lambda: TransactionIndex.read(log))
     finally:
-        log.truncating = log.cutting = False
+        log.truncating = log.cutting = log.half_cut
         flusher.enlist(log)
 
 
@@ -74,18 +76,16 @@ async def restart(log: ReplicaLog, flusher: Flusher, offset: int) -> None:
     _close_to_appends(log)
     try:
         await _drain(log, flusher)
-        log.cutting = True
-        await _sync(log, flusher)
-        log.started_anew(await flusher.in_thread(lambda: restart_files(log, offset)))
+        log.started_anew(await _in_files(log, flusher, lambda: restart_files(log, offset)))
         if log.transactions is not None:
             log.transactions = TransactionIndex.read(log)  # which is empty
     finally:
-        log.truncating = log.cutting = False
+        log.truncating = log.cutting = log.half_cut
         flusher.enlist(log)
 
 
 def _close_to_appends(log: PartitionLog) -> None:
-    if log.truncating:
+    if log.truncating and not log.half_cut:
         raise LogUnavailable(f"{log.directory}: being truncated")
     log.truncating = True
 
@@ -94,6 +94,18 @@ async def _drain(log: PartitionLog, flusher: Flusher) -> None:
     await flusher.drain(log)
     if log.error is not None or log.closed:
         raise LogUnavailable(f"{log.directory}: {log.error or 'closed'}")
+
+
+async def _in_files(log: PartitionLog, flusher: Flusher, change: Callable[[], Cut]) -> Cut:
+    again, log.half_cut = log.half_cut, False
+    log.cutting = True
+    if not again:
+        await _sync(log, flusher)
+    try:
+        return await flusher.in_thread(change)
+    except BaseException as error:
+        log.half_cut = again or isinstance(error, OSError)
+        raise
 
 
 async def _sync(log: PartitionLog, flusher: Flusher) -> None:

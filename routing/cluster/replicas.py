@@ -10,8 +10,7 @@
 4. A follower that has no credit, or takes nothing, is told of watermarks all the same; batches wait until it has.
 5. Logs of which a follower is not in sync come after all others, and share `catch_up_bytes_per_s`. What is not in
    memory any more is read in a thread, for two logs at a time.
-6. A replica that would have to cut what is committed is not one of its leader's log: it asks for nothing any more, and
-   says so in the log.
+6. A replica that would have to cut what is committed is not one of its leader's log: it asks for nothing any more.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ _ASK_AGAIN_S = 0.005
 _TELL_S = 0.1
 _LITTLE_BYTES = 16 << 10
 """Batches that nobody waits for are acknowledged as late as that, if they are smaller."""
-_RETRIES_MAX = 6
-"""Later ones come with the tick."""
+_RETRIES_MAX = 6  # later ones come with the tick
 _PASSES_MAX = 4
 """What is committed may make something else committed within a turn, but not for ever."""
 
@@ -481,7 +479,7 @@ class Replicas:
         elif role.unsaid_bytes:
             self._tell_soon(replica.log)
 
-    async def _repair(self, replica: Replica, role: Follower) -> None:
+    async def _repair(self, replica: Replica, role: Follower) -> Any:
         what = f"cut to {role.cut_to}" if role.cut_to is not None else f"begun anew at {role.restart_at}"
         logger.warning("%s: ends at %d, is to be %s as its leader's", role.log.directory, role.log.log_end_offset, what)
         try:
@@ -493,6 +491,8 @@ class Replicas:
         except (LogUnavailable, CorruptBatch, OSError) as error:
             logger.error("%s: %s", role.log.directory, error)
             await trio.sleep(_RETRY_S)
+            if role.log.half_cut:  # no other role can have it before that is over
+                return self._spawn(self._repair, replica, role)
         self._busy.discard(role)
         before = replica.role
         replica.assume(self._clock())
