@@ -18,6 +18,8 @@ WILL = ("w", b"gone", 1, True)
 async def test_mqtt_3_1_2_17_a_will_with_retain_is_retained(world: World) -> None:
     mortal = await world.client("mortal", will=WILL)
     mortal.lose()
+    while world.broker.retained.get("/", "w") is None:
+        await world.next_turn()
     late = await world.client("late")
     await late.send(subscribe(1, ("w", 1)))
     assert list(packets(late.take()))[1][0] == 0x33

@@ -232,13 +232,13 @@ async def test_exactly_once_through_cuts_and_restarts(seed: int) -> None:
                 undisturbed.set()
 
             undisturbed = trio.Event()
-            nursery.start_soon(disturb)
             with trio.fail_after(TIMEOUT_S):
                 async with (
                     Consumer(between.address, "g", auto_offset_reset="earliest", link=QUICK) as consumer,
                     TransactionalProducer(between.address, "mover", link=QUICK, retry_backoff_ms=5) as producer,
                 ):
                     await consumer.assign("in")
+                    nursery.start_soon(disturb)
                     while sum(consumer.position("in", index) for index in range(2)) < 300:
                         before = {key: consumer.position(*key) for key in consumer.assignment}
                         records = await consumer.poll(1000, dice.randint(1, 12))

@@ -40,10 +40,10 @@ async def seconds(clock: MockClock, count: float) -> None:
 
 async def come_to_see(running: Engine, clock: MockClock, *ends: int) -> None:
     """Within a minute, and however busy the machine is."""
-    for _ in range(600):
+    for _ in range(6000):
         if visible(running) == list(ends):
             return
-        await passing(clock, 0.1)
+        await passing(clock, 0.01)
         await trio.to_thread.run_sync(lambda: None)
     assert visible(running) == list(ends)
 
