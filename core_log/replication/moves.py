@@ -60,6 +60,11 @@ def wanted(state: LogState) -> tuple[int, ...]:
     return state.replicas if state.target is None else state.target
 
 
+def lasting_insync(state: LogState) -> int:
+    """How many replicas are in sync, and no more than the log shall have: so many may have to be."""
+    return min(len(state.isr), len(wanted(state)))
+
+
 def has_joined(state: LogState) -> bool:
     """Whether all replicas that the log shall have are in sync; enough of them, where it had them before."""
     there = set(wanted(state)).intersection(state.isr_brokers)

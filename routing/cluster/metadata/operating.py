@@ -17,7 +17,7 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, Put
 from core_log.replication.leader import Leader
-from core_log.replication.moves import asked, begun, preferred, wanted
+from core_log.replication.moves import asked, begun, lasting_insync, preferred, wanted
 from core_log.replication.state import LogState, encode, log_key
 from routing.cluster.metadata import records
 from routing.cluster.metadata.elections import Known, broker_states, places_of
@@ -182,21 +182,28 @@ async def rebalance(cluster: Cluster, *, dry_run: bool) -> Rebalanced:
     logs = cluster.elections.logs
     shapes = {log: Shape(wanted(known.state), factor_of(known.state)) for log, known in logs.items()}
     planned = plan(shapes, places_of(cluster.members.brokers.values()))
-    kept = [log for log, target in planned.items() if len(target) < logs[log].state.min_insync]
+    kept = [log for log, target in planned.items() if len(target) < _replicas_min(logs[log].state)]
     for log in kept:
         del planned[log]
-    found = {log: (shapes[log].replicas, target) for log, target in planned.items()}
+
+    def changes(names: Sequence[str]) -> list[tuple[str, Known, LogState]]:
+        here = {log: logs[log] for log in names if log in logs}
+        return [
+            (log, known, begun(known.state, planned[log]))
+            for log, known in here.items()
+            if len(planned[log]) >= _replicas_min(known.state)  # it may have risen meanwhile
+        ]
+
     names = [] if dry_run else sorted(planned)
     for start in range(0, len(names), _BATCH_LOGS):
         batch = names[start : start + _BATCH_LOGS]
-        changes = [(log, logs[log], begun(logs[log].state, planned[log])) for log in batch if log in logs]
-        if await _write(cluster, changes):
+        if await _write(cluster, changes(batch)):
             continue
         for log in batch:
             for _ in range(_ATTEMPTS_MAX):
-                known = logs.get(log)
-                if known is None or await _write(cluster, [(log, known, begun(known.state, planned[log]))]):
+                if await _write(cluster, changes([log])):
                     break
+    found = {log: (shapes[log].replicas, target) for log, target in planned.items()}
     return Rebalanced(found, kept)
 
 
@@ -209,12 +216,12 @@ async def allow_unclean(cluster: Cluster, logs: Sequence[str], *, on: bool) -> N
 
 
 async def require_insync(cluster: Cluster, logs: Sequence[str], minimum: int) -> None:
-    """So many replicas of these logs have to be in sync for anything to be committed. More than are in sync now is
-    asked for once they are. Raises StorageUnavailable.
+    """So many replicas of these logs have to be in sync for anything to be committed. More than are in sync now, and
+    stay, is asked for once they are. Raises StorageUnavailable.
     """
 
     def changed(state: LogState) -> LogState:
-        now = minimum if len(state.isr) >= minimum else min(state.min_insync, minimum)
+        now = minimum if lasting_insync(state) >= minimum else min(state.min_insync, minimum)
         state = msgspec.structs.replace(state, minimum=minimum, min_insync=now)
         return state.with_isr(state.isr, state.elr)
 
@@ -306,6 +313,12 @@ def factor_of(state: LogState) -> int:
     return state.factor or len(wanted(state))
 
 
+def _replicas_min(state: LogState) -> int:
+    """How many replicas a log has to have: its minimum, also while too few are in sync for it to hold."""
+    count = len(wanted(state))
+    return max(state.min_insync, state.minimum if count >= max(state.factor, state.minimum) else 0)
+
+
 def _all_of(state: LogState) -> tuple[int, ...]:
     return (*state.replicas, *(state.target or ()), *state.isr_brokers)
 
@@ -318,8 +331,8 @@ def _require_known(cluster: Cluster, broker_id: int) -> None:
 def _check_replicas(cluster: Cluster, state: LogState, replicas: Sequence[int]) -> None:
     if not replicas or len(set(replicas)) != len(replicas) or len(replicas) > REPLICAS_MAX:
         raise InvalidArgument("replicas are different brokers, the preferred leader first")
-    if len(replicas) < state.min_insync:
-        raise InvalidArgument(f"{len(replicas)} replicas are fewer than its min_insync_replicas, {state.min_insync}")
+    if len(replicas) < (least := _replicas_min(state)):
+        raise InvalidArgument(f"{len(replicas)} replicas are fewer than its min_insync_replicas, {least}")
     for broker in replicas:
         if broker not in cluster.members.brokers:
             raise InvalidArgument(f"broker {broker} does not run")

@@ -4,7 +4,7 @@
    partitions of a topic, and of all homes, are spread over the brokers.
 2. Replicas of one log stand in different racks, as far as there are enough.
 3. A log may have fewer replicas than it should, because there were too few brokers: it grows with the cluster. Its
-   minimum of replicas in sync rises only when that many are in sync.
+   minimum of replicas in sync rises only when that many are in sync, and stay.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from core_log.replication.moves import lasting_insync
 from core_log.replication.state import LogState
 from routing.cluster.metadata.log_names import RETAINED, TRANSACTIONS, home_log, log_of_kind, offsets_log, parsed
 
@@ -104,7 +105,7 @@ def grown(state: LogState, places: Sequence[Place], start: int) -> LogState:
         if added:
             state = msgspec.structs.replace(state, replicas=_rotated((*state.replicas, *added), start))
     wanted = state.minimum if len(state.replicas) >= state.factor else min(state.minimum, minimum_of(len(state.isr)))
-    if state.min_insync < wanted <= len(state.isr):
+    if state.min_insync < wanted <= lasting_insync(state):
         state = msgspec.structs.replace(state, min_insync=wanted)
     return state
 
