@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,7 +76,7 @@ def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait:
         message = f"min_insync_replicas is {len(replicas)}: while one of them is away nothing can be written there"
         click.echo(f"millrace: {message}", err=True)
     if wait:
-        _until(lambda: still_moving(client, (topic, partition)))
+        _until(lambda: still_moving(client, (topic, partition), replicas))
 
 
 @click.command()
@@ -177,7 +177,9 @@ def led_by(client: BlockingClient, broker: int) -> str:
             f"broker {broker} still leads {len(led)} partitions that have no other replica ({_some(led)}): `move` "
             "them, or `rebalance`"
         )
-    draining = {one["id"] for one in brokers if one["draining"]} | {broker}
+    draining = {one["id"] for one in brokers if one["draining"] or one["id"] == broker}
+    if led and any(one["id"] == broker and one["alive"] and not one["draining"] for one in brokers):
+        raise PreconditionFailed(f"broker {broker} does not drain any more: `undrain` was asked for since")
     if led and not orphans and all(draining.issuperset(row[replicas]) for row in led):
         raise PreconditionFailed(
             f"broker {broker} still leads {len(led)} partitions of which all other replicas are at brokers that drain "
@@ -189,11 +191,17 @@ def led_by(client: BlockingClient, broker: int) -> str:
     return f"broker {broker} still {', and '.join(still)}" if still else ""
 
 
-def still_moving(client: BlockingClient, only: tuple[str, int] | None = None) -> str:
-    """How much, of one partition or of all, and what it waits for."""
+def still_moving(
+    client: BlockingClient, only: tuple[str, int] | None = None, replicas: Sequence[int] | None = None
+) -> str:
+    """How much, of one partition, which is to have these `replicas`, or of all, and what it waits for. Raises
+    PreconditionFailed when it would wait in vain.
+    """
     columns, rows = list_all(client, "cluster.moving")
     moved = [row for row in rows if row[columns.index("target")] is not None]
     moved = [row for row in moved if only in (None, (row[0], row[1]))]
+    _require_own(client, only, replicas, moved[0][columns.index("target")] if moved else None)
+    _require_enough(columns, moved)
     left = [row[columns.index("bytes_left")] for row in moved]
     known = sum(size for size in left if size is not None)
     more = " and what other leaders know" if None in left else ""
@@ -204,6 +212,39 @@ def still_moving(client: BlockingClient, only: tuple[str, int] | None = None) ->
     if down := sorted(targets.difference(one["id"] for one in brokers if one["alive"])):
         stuck += f"; not copied until they run: what is to be on the brokers {', '.join(map(str, down))}"
     return f"{len(moved)} partitions are being moved, {known:,} bytes left{more}{stuck}" if moved else ""
+
+
+def _require_own(
+    client: BlockingClient, only: tuple[str, int] | None, replicas: Sequence[int] | None, target: list[int] | None
+) -> None:
+    """Somebody else may have asked for other replicas of this partition since."""
+    from protocols.native.errors import PreconditionFailed
+
+    if only is None or replicas is None:
+        return
+    if target is None:
+        columns, rows = list_all(client, "cluster.partitions")
+        target = next((row[columns.index("replicas")] for row in rows if (row[0], row[1]) == only), [])
+    if target != list(replicas):
+        brokers = f"brokers {_ids(target)}" if target else "none"
+        raise PreconditionFailed(
+            f"the replicas of {only[0]}-{only[1]} are to be on {brokers}: that was asked for since"
+        )
+
+
+def _require_enough(columns: Sequence[str], moved: list[list[Any]]) -> None:
+    """What shall have fewer replicas than have to be in sync keeps those that it has."""
+    from protocols.native.errors import PreconditionFailed
+
+    if "min_insync_replicas" not in columns:
+        return  # a broker of a version before does not say it
+    target, minimum = columns.index("target"), columns.index("min_insync_replicas")
+    short = [row for row in moved if len(row[target]) < row[minimum]]
+    if short and len(short) == len(moved):
+        raise PreconditionFailed(
+            f"{len(short)} partitions shall have fewer replicas than their min_insync_replicas, and keep those that "
+            f"they have until then ({_some(short)}): lower it, or `move` them to more brokers"
+        )
 
 
 def _some(rows: list[list[Any]]) -> str:

@@ -26,7 +26,7 @@ _KINDS = {
     TRANSACTIONS: log_names.TRANSACTIONS,
     RETAINED: log_names.RETAINED,
 }
-MOVING = ("topic", "partition", "leader", "replicas", "isr", "target", "copying", "bytes_left")
+MOVING = ("topic", "partition", "leader", "replicas", "isr", "target", "copying", "bytes_left", "min_insync_replicas")
 PLANNED = ("topic", "partition", "before", "after")
 
 
@@ -118,7 +118,7 @@ async def list_moving(broker: Broker, user: str, start: int = 0) -> dict[str, An
     rows = (
         (
             *place(log, topics), state.leader, list(state.replicas), state.isr_brokers,
-            list(state.target) if state.target is not None else None, list(missing), bytes_left,
+            list(state.target) if state.target is not None else None, list(missing), bytes_left, state.min_insync,
         )
         for log, state, missing, bytes_left in operating.copying(_cluster_of(broker))
     )  # fmt: skip

@@ -24,6 +24,7 @@ from gateway.cluster_status import show_troubles
 from gateway.etcd_process import EtcdProcess
 from protocols.native.clients.client import Client, Link
 from protocols.native.errors import ErrorCode, MillraceError
+from routing.administration.cluster import MOVING
 from tests.gateway.test_member import Running, config, refused, three, until
 from tests.gateway.test_member_topics import FOREVER, leaders, link, produce
 
@@ -327,6 +328,11 @@ def test_a_drain_waits_for_what_has_lost_its_leader_and_is_nowhere_else() -> Non
     draining |= {3}
     with pytest.raises(MillraceError, match=r"at brokers that drain as well \(t-1\)"):
         ask()
+    draining.discard(1)
+    with pytest.raises(MillraceError, match="broker 1 does not drain any more"):
+        ask()
+    states[1][2] = 2
+    assert ask() == ""
 
 
 async def test_the_command_that_adds_a_broker_is_one() -> None:
@@ -366,3 +372,30 @@ def test_what_a_move_waits_for_is_named() -> None:
     assert ask(("t", 1)) == f"1 partitions are being moved, 5 bytes left{down} 3"
     nobody = "without a leader, and not copied until there is one: t-2"
     assert ask() == f"2 partitions are being moved, 5 bytes left and what other leaders know; {nobody}{down} 2, 3, 4"
+
+
+def test_a_move_that_is_in_vain_is_not_waited_for() -> None:
+    moving: list[list[Any]] = [
+        ["t", 0, 1, [1, 2, 3], [1, 2, 3], [2], [], 0, 2],
+        ["t", 1, 1, [1, 2], [1], [2], [2], 5, 1],
+    ]
+    placed: list[list[Any]] = [["t", 2, [1, 2]]]
+
+    class Client:
+        def administer(self, operation: str, **_: Any) -> Any:
+            brokers = [{"id": number, "alive": True} for number in (1, 2, 3)]
+            if operation == "cluster.partitions":
+                return {"columns": ["topic", "partition", "replicas"], "rows": placed}
+            return {"brokers": brokers, "columns": list(MOVING), "rows": moving}
+
+    ask = partial(still_moving, Client())  # type: ignore[arg-type]
+    assert ask() == "2 partitions are being moved, 5 bytes left"
+    with pytest.raises(MillraceError, match=r"fewer replicas than their min_insync_replicas, .* \(t-0\): lower it"):
+        ask(("t", 0), [2])
+    with pytest.raises(MillraceError, match="the replicas of t-1 are to be on brokers 2: that was asked for since"):
+        ask(("t", 1), [1])
+    assert ask(("t", 2), [1, 2]) == ""
+    with pytest.raises(MillraceError, match="the replicas of t-2 are to be on brokers 1,2: "):
+        ask(("t", 2), [2, 1])
+    with pytest.raises(MillraceError, match="the replicas of t-3 are to be on none: "):
+        ask(("t", 3), [2, 1])
