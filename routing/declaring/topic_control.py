@@ -37,7 +37,7 @@ from routing.topics.stream_settings import (
     topic_name,
 )
 from routing.topics.topic import Topic
-from routing.topics.topic_config import FACTOR, Replication, log_config, normal, replication, require_settable
+from routing.topics.topic_config import FACTOR, MINIMUM, Replication, log_config, normal, replication, require_settable
 from routing.topics.topic_ids import new_id
 from routing.topics.topic_partition import TopicPartition
 from routing.topology import plans, topic_plans
@@ -298,7 +298,7 @@ class TopicControl:
             # What the states of its logs say counts; the entry comes last, and says that all of it is so.
             logs = [topic_log(topic.uid, partition.index) for partition in topic.partitions]
             said, before = self._replication(topic, config), self._replication(topic, topic.config)
-            if said.minimum != before.minimum:
+            if said.minimum != before.minimum or MINIMUM in config:  # what was interrupted may have left another one
                 await operating.require_insync(cluster, logs, said.minimum)
             if said.unclean != before.unclean:
                 await operating.allow_unclean(cluster, logs, on=said.unclean)

@@ -78,7 +78,7 @@ FIXED = dict.fromkeys(("remote.log.copy.disable", "remote.log.delete.on.disable"
 _AFTER_MAX_MS = 3_600_000
 _RATIO = "min.cleanable.dirty.ratio"
 _POLICY = "cleanup.policy"
-FACTOR, _MINIMUM = "replication.factor", "min.insync.replicas"
+FACTOR, MINIMUM = "replication.factor", "min.insync.replicas"
 _UNCLEAN = ("unclean.leader.election", "unclean.leader.election.enable")
 FACTOR_DEFAULT = 3
 _FACTOR_MAX = 1_000
@@ -99,7 +99,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str]]] = {
 
 KNOWN = frozenset([
     *_BOOLEANS, *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _LAG_GROUPS, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR,
-    _MINIMUM, *_UNCLEAN, *FIXED, *NOTED, *THROTTLED, _PREALLOCATE,
+    MINIMUM, *_UNCLEAN, *FIXED, *NOTED, *THROTTLED, _PREALLOCATE,
 ])  # fmt: skip
 """All names."""
 
@@ -169,7 +169,7 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name in THROTTLED:
             if not _THROTTLED_NAMES.fullmatch(text.replace(" ", "")):
                 raise InvalidConfig(f"topic config {name}={text!r} is neither '*' nor PARTITION:BROKER,...")
-        elif name not in (FACTOR, _MINIMUM, *_UNCLEAN):
+        elif name not in (FACTOR, MINIMUM, *_UNCLEAN):
             require_known(name)
     try:
         found = msgspec.convert(settings, LogConfig)
@@ -218,8 +218,8 @@ def replication(config: Mapping[str, str]) -> Replication:
     asked = _integer(FACTOR, config[FACTOR], 1, _FACTOR_MAX) if FACTOR in config else 0
     factor = asked or FACTOR_DEFAULT
     minimum = 2 if factor >= FACTOR_DEFAULT else 1
-    if _MINIMUM in config:
-        minimum = _integer(_MINIMUM, config[_MINIMUM], 1, factor)
+    if MINIMUM in config:
+        minimum = _integer(MINIMUM, config[MINIMUM], 1, factor)
     return Replication(factor, minimum, asked, any(said))
 
 

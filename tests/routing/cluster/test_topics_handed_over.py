@@ -8,6 +8,8 @@ import trio
 from core_log.producer_states import ProducerStates
 from core_log.record_batch import validate
 from routing.clients import Client
+from routing.cluster.metadata import operating
+from routing.cluster.metadata.log_names import topic_log
 from routing.errors import NotLeader, StorageUnavailable
 from routing.topics import topic_partition
 from routing.topics.topic_partition import TopicPartition
@@ -209,3 +211,15 @@ async def test_a_topic_that_is_deleted_keeps_no_publisher_waiting() -> None:
             member.turn()
             assert client.events == [("confirm", 1)]
         assert [str(error) for error in told] == ["the log was closed"], "who appends to a topic itself is told"
+
+
+async def test_a_minimum_that_is_set_again_is_that_of_all_partitions() -> None:
+    """Somebody was killed, or was quicker, between the states of the logs and the topic's entry."""
+    async with mesh() as brokers:
+        leader, _ = await led(brokers, **{"min.insync.replicas": "1"})
+        log = topic_log(leader.broker.topics["t"].uid, 0)
+        await operating.require_insync(leader.part, [log], 3)
+        await leader.broker.topic_control.alter_topic("t", lambda config: config | {"min.insync.replicas": "1"})
+        state = leader.part.state_of(log)
+        assert state is not None
+        assert (state.min_insync, state.minimum) == (1, 1)
