@@ -18,6 +18,7 @@ from gateway.cli import main
 from gateway.etcd_process import EtcdProcess
 from gateway.free_ports import free_ports
 from protocols.native.clients.blocking import BlockingClient
+from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
 from tests.gateway.test_member import Running, config, until
 from tests.support.broker_process import CHECKOUT, BrokerProcess, broker_process
 from tests.support.pika_channel import pika_channel
@@ -43,6 +44,9 @@ def fill(broker: BrokerProcess) -> None:
         for partition in (0, 1):
             assert client.produce("orders", partition, batch_of(0, 10, 10)) == 0
         client.commit_offsets("readers", {("orders", 0): 7, ("orders", 1): 3})
+        client.create_topic("paid", config={"retention.ms": "-1"})
+    with BlockingTransactionalProducer(f"127.0.0.1:{broker.native_port}", "payer") as producer, producer.transaction():
+        producer.send("paid", b"1", partition=0)
     with pika_channel("127.0.0.1", broker.amqp_port, credentials=LOGIN, socket_timeout=10) as one:
         for queue in ("work", "later", "from-mqtt"):
             one.queue_declare(queue, durable=True)
@@ -97,6 +101,7 @@ def look(amqp_port: int, native_port: int) -> None:
             fetched = client.fetch("orders", partition, 0)
             assert b"".join(fetched.batches)[61:] == bytes(batch_of(0, 10, 10))[61:]
         assert client.committed_offsets("readers") == {("orders", 0): 7, ("orders", 1): 3}
+        assert [row[0] for row in administer(client, "transactions.list", only_open=False)] == ["payer"]
         assert [row[1] for row in administer(client, "policies.list")] == ["short"]
         assert sorted(row[0] for row in administer(client, "users.list")) == ["ann", "guest"]
     with pika_channel("127.0.0.1", amqp_port, credentials=LOGIN, socket_timeout=10) as one:
@@ -140,7 +145,7 @@ async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
             await until(lambda: all(hasattr(other, "server") for other in others.values()))
             logs = others[2].cluster.elections.logs
             await until(
-                lambda: len(logs) == 4 + 1 + 2 + 3 + 1 and all(len(log.state.isr) == 3 for log in logs.values())
+                lambda: len(logs) == 4 + 1 + 3 + 1 + 1 and all(len(log.state.isr) == 3 for log in logs.values())
             )
             await in_thread(first.kill9 if end == "killed" else first.terminate)
             await until(lambda: all(log.state.leader in (2, 3) for log in logs.values()))

@@ -8,8 +8,8 @@
 3. The second makes the cluster, with a state that keeps away everybody else, and the last makes it ready. Before that
    nobody but this broker has read any of it.
 4. No message is copied. Homes, group offsets and what is retained stay where they are, as replicated logs with one
-   replica; the directories of topics get the names that those of a cluster have. Leader epochs go on behind those in
-   the logs.
+   replica; the directories of topics, and that of transactional ids and writers, get the names that those of a cluster
+   have. Leader epochs go on behind those in the logs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,21 @@ from core_log.replication.state import log_key
 from core_log.threads import in_thread
 from routing.cluster.metadata.identity import Identity, load_identity, save_identity
 from routing.cluster.metadata.joining import ClusterRefused
-from routing.cluster.metadata.log_names import RETAINED, home_log, log_of_kind, offsets_log, topic_log
+from routing.cluster.metadata.log_names import (
+    RETAINED,
+    TRANSACTIONS,
+    directory_of,
+    home_log,
+    log_of_kind,
+    offsets_log,
+    topic_log,
+)
 from routing.cluster.metadata.members import DATA
 from routing.cluster.metadata.placement import FACTOR, Place, minimum_of, new_state
 from routing.cluster.metadata.records import (
     META,
     READY,
+    TRANSACTION_LOGS,
     ClusterMeta,
     DirectoryRecord,
     decode,
@@ -48,6 +57,7 @@ from routing.cluster.metadata.records import (
     importing,
 )
 from routing.directories import TOPICS, topic_directory
+from routing.directories import TRANSACTIONS as OWN_TRANSACTIONS
 from routing.topics.topic_config import replication
 from routing.topology.catalog import Catalog
 from routing.topology.mirror import as_shared
@@ -67,6 +77,7 @@ class Work(NamedTuple):
     """What an import comes to."""
 
     homes: int
+    transactions: int
     puts: list[Put]
     moves: list[tuple[str, str]]
     """Directories, from and to."""
@@ -102,8 +113,13 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
     internal += [(offsets_log(number), f"{_OFFSET_LOGS}/{number}") for number in range(_OFFSETS)]
     if files.exists(f"{_RETAINED_LOGS}/0"):
         internal.append((log_of_kind(RETAINED, 0), f"{_RETAINED_LOGS}/0"))
-    puts += [state(name, directory, FACTOR, minimum_of(FACTOR)) for name, directory in internal]
     moves: list[tuple[str, str]] = []
+    ids = log_of_kind(TRANSACTIONS, 0)
+    has_ids = files.exists(OWN_TRANSACTIONS) or files.exists(directory_of(ids))
+    if has_ids:
+        moves.append((OWN_TRANSACTIONS, directory_of(ids)))
+        internal.append((ids, directory_of(ids) if files.exists(directory_of(ids)) else OWN_TRANSACTIONS))
+    puts += [state(name, directory, FACTOR, minimum_of(FACTOR)) for name, directory in internal]
     for (_, name), value in topics:
         said, uid = replication(value["config"]), uid_of(name)
         for index in range(value["partitions"]):
@@ -111,7 +127,7 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
             now = new if files.exists(new) else old
             puts.append(state(topic_log(uid, index), now, said.factor, said.minimum))
             moves.append((old, new))
-    return Work(homes, puts, moves)
+    return Work(homes, 1 if has_ids else TRANSACTION_LOGS, puts, moves)
 
 
 def check(cluster: str, broker_id: int, identity: Identity | None, *, has_data: bool) -> None:
@@ -194,7 +210,8 @@ class Import:
         if meta is None or decode(meta.value, ClusterMeta).state != READY:
             work = await self._offload(work_of, files, self._broker_id, identity.directory_id)
             if meta is None:
-                new = ClusterMeta(secrets.token_hex(8), work.homes, _OFFSETS, importing(identity.directory_id))
+                state = importing(identity.directory_id)
+                new = ClusterMeta(secrets.token_hex(8), work.homes, _OFFSETS, state, transactions=work.transactions)
                 mine = directory_key(self._broker_id)
                 await self._change(
                     identity,

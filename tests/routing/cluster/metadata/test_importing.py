@@ -32,6 +32,8 @@ QUEUES = 110
 TOPICS = {"orders": 2, "events": 1}
 STREAM = topic_name("stream", "other")
 PLACES = TOPICS | {STREAM: 1}
+PRODUCER = "a producer"
+"""It has a transaction under way."""
 
 
 async def filled() -> MemoryFiles:
@@ -56,6 +58,9 @@ async def filled() -> MemoryFiles:
                     partition.log.request_sync()
             await one.synced()
             await one.broker.offsets.commit("group", {("orders", 1): Committed(7, "here")})
+            if life:
+                producer = await one.broker.coordinator.begin(PRODUCER, 60_000, None, "u@here")
+                await one.broker.coordinator.add(PRODUCER, *producer, "u@here", partitions=[("orders", 0)])
             files = killed(files)
     return files
 
@@ -101,7 +106,7 @@ def check(files: MemoryFiles, store: EtcdStore, ids: dict[str, bytes]) -> None:
     assert entry is not None
     meta = decode(entry.value, ClusterMeta)
     logs = {key.decode()[2:]: decode_state(found.value or b"") for key, found in store.items(b"p/")}
-    assert (meta.state, meta.homes, meta.offsets) == (READY, 2, 1)
+    assert (meta.state, meta.homes, meta.offsets, meta.transactions) == (READY, 2, 1, 1)
     identity = load_identity(files)
     assert identity is not None
     assert (identity.cluster_id, identity.importing) == (meta.cluster_id, False)
@@ -111,11 +116,13 @@ def check(files: MemoryFiles, store: EtcdStore, ids: dict[str, bytes]) -> None:
     assert uids.keys() == PLACES.keys()
     assert {key[1]: value["id"] for key, value in catalog.entries("topic")} == ids
     names = {f"topic-{uids[topic]}-{index}" for topic, count in PLACES.items() for index in range(count)}
-    assert logs.keys() == {"home-0", "home-1", "offsets-0", "retained-0"} | names
+    assert logs.keys() == {"home-0", "home-1", "offsets-0", "retained-0", "transactions-0"} | names
     places = {
         f"topic-{uids[t]}-{n}": topic_directory(t, n, uids[t]) for t, count in PLACES.items() for n in range(count)
     }
     places |= {"home-0": "queues/0", "home-1": "queues/1", "offsets-0": "offsets/0", "retained-0": "retained/0"}
+    places |= {"transactions-0": "transactions/shared-0"}
+    assert files.list("transactions") == ["shared-0"]
     assert sorted(files.list("topics")) == sorted(place[7:] for place in places.values() if place.startswith("topics/"))
     for name, state in logs.items():
         epochs = load_epochs(files, places[name])
