@@ -35,6 +35,7 @@ from routing.groups.errors import (
     InvalidSessionTimeout,
     NeedsEpochs,
     NotCoordinator,
+    RebalanceInProgress,
     UnknownGroup,
     UnknownMember,
 )
@@ -329,6 +330,8 @@ class Coordinator:
             if isinstance(found, MixedGroup) and not knows_epochs and found.has_epochs(member_id):
                 raise NeedsEpochs(f"members of group '{group}' have epochs")
             found.check_commit(member_id, instance_id, generation, offsets.keys())
+            if isinstance(found, Group) and found.state is State.COMPLETING:
+                raise RebalanceInProgress(f"group '{group}' is divided anew")
         elif generation >= 0:
             if group in self._offsets.groups:
                 raise UnknownMember(f"group '{group}' has no members")
@@ -346,11 +349,12 @@ class Coordinator:
         partitions: Collection[Partition] = (),
     ) -> None:
         """Whether who commits offsets of these in a transaction may; who says of no member that it is one may always.
-        Raises GroupError.
+        Also while a generation waits for its leader, as nobody has been given anything else yet: no client asks again
+        then, Java's producer takes it for its end. Raises GroupError.
         """
         self._require_here(group)
         found = self.groups.get(group)
-        if found is not None and (member_id or generation >= 0):
+        if found is not None and (member_id or instance_id is not None or generation >= 0):
             found.check_commit(member_id, instance_id, generation, partitions)
         elif generation >= 0:
             raise UnknownMember(f"group '{group}' has no members")

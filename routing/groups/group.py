@@ -360,10 +360,7 @@ class Group:
             return  # whoever divides partitions without the group
         if self.members and not member_id and instance_id is None:
             raise UnknownMember(f"group '{self.name}' has members: who is none of them moves it when they are gone")
-        member = self._current(member_id, instance_id, generation)
-        if self.state is State.COMPLETING:
-            raise RebalanceInProgress("the group is divided anew")
-        self._heard_of(member)
+        self._heard_of(self._current(member_id, instance_id, generation))
 
     def reads(self, topic: str) -> bool:
         """Whether a member wants a topic, or may, for all that is known."""

@@ -10,7 +10,7 @@ import pytest
 
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
-from protocols.kafka.messages_groups import FIND_COORDINATOR, OFFSET_FETCH
+from protocols.kafka.messages_groups import FIND_COORDINATOR, JOIN_GROUP, OFFSET_COMMIT, OFFSET_FETCH
 from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, PRODUCE
 from protocols.kafka.messages_transactions import (
     ADD_OFFSETS_TO_TXN,
@@ -215,6 +215,24 @@ async def test_offsets_of_a_member_that_has_another_epoch_are_refused_as_those_o
         for epoch, code in ((7, ErrorCode.ILLEGAL_GENERATION), (1, ErrorCode.NONE)):
             assert await one.commit_offset("g", "t", 5, member_id="a", generation_id=epoch) == code
         assert await one.end() == ErrorCode.NONE
+
+
+async def test_offsets_of_a_member_whose_generation_waits_for_its_leader_count() -> None:
+    """Java's producer would take REBALANCE_IN_PROGRESS for its end, librdkafka's abort the transaction."""
+    async with producing(group_initial_delay_ms=0) as one:
+        joined = await one.peer.ask(
+            JOIN_GROUP, 3, group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=10_000, member_id="",
+            protocol_type="consumer", protocols=[Entity(name="range", metadata=b"")],
+        )  # fmt: skip
+        assert await one.add_group("g") == ErrorCode.NONE
+        me = {"member_id": joined.member_id, "generation_id": 1}
+        assert await one.commit_offset("g", "t", 5, **me) == ErrorCode.NONE
+        other = {"member_id": joined.member_id, "group_instance_id": "other"}
+        assert await one.commit_offset("g", "t", 6, **other) == ErrorCode.UNKNOWN_MEMBER_ID
+        plain = Entity(name="t", partitions=[Entity(partition_index=0, committed_offset=5, committed_metadata=None)])
+        said = {"member_id": joined.member_id, "generation_id_or_member_epoch": 1, "topics": [plain]}
+        reply = await one.peer.ask(OFFSET_COMMIT, 8, group_id="g", **said)
+        assert reply.topics[0].partitions[0].error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
 async def test_offsets_sent_with_the_epoch_before_count_for_what_the_member_has_had_all_the_while() -> None:
