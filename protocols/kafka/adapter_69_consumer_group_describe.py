@@ -74,7 +74,7 @@ def _fill(door: Door, reply: Entity, group: ConsumerGroup) -> None:
             client_host=member.client_host,
             subscribed_topic_names=sorted(member.topics),
             subscribed_topic_regex=member.pattern,
-            assignment=_assignment(door, member.assigned),
+            assignment=_assignment(door, member.held),
             target_assignment=_assignment(door, group.target.get(member.id, NOWHERE)),
             member_type=_CONSUMER_MEMBER if member.classic is None else _CLASSIC_MEMBER,
         )

@@ -207,7 +207,7 @@ def _served_members(door: GroupDoor, group: ConsumerGroup) -> list[wire_groups.M
             member.instance_id,
             member.client_id,
             member.client_host,
-            sorted(_named(door, member.assigned)),
+            sorted(_named(door, member.held)),
         )
         for member in group.members.values()
     ]

@@ -164,6 +164,25 @@ async def test_groups_are_listed_and_described_by_their_kind() -> None:
             )  # fmt: skip
 
 
+async def test_what_a_member_is_to_give_up_is_described_as_its_until_it_has() -> None:
+    async with kafka_broker() as broker:
+        topic = await broker.create_topic("t", partitions=2, config={})
+        peer = Peer(broker)
+
+        async def described() -> list[int]:
+            (group,) = (await peer.ask(CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])).groups
+            places = next(one for one in group.members if one.member_id == "a").assignment.topic_partitions
+            return [number for place in places for number in place.partitions]
+
+        await beat(peer)
+        await beat(peer, "b")
+        told = await beat(peer, epoch=1, topic_partitions=[Entity(topic_id=topic.id, partitions=[0, 1])])
+        ((kept,),) = (one.partitions for one in told.assignment.topic_partitions)
+        assert await described() == [0, 1]
+        await beat(peer, epoch=1, topic_partitions=[Entity(topic_id=topic.id, partitions=[kept])])
+        assert await described() == [kept]
+
+
 async def test_topics_are_for_who_may_read_them() -> None:
     async with kafka_broker() as broker:
         await broker.create_topic("t", partitions=1, config={})
