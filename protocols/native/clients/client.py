@@ -24,7 +24,7 @@ from protocols.native.clients.link import Dial, Link, LinkConfig
 from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.records import ConsumerRecord
 from protocols.native.connection import addresses_of
-from protocols.native.errors import NotLeader
+from protocols.native.errors import ConnectionLost, NotLeader
 
 __all__ = ["Client", "Link", "LinkConfig", "Service", "list_offsets"]
 
@@ -40,6 +40,7 @@ class Service(OnEitherLoop):
     def __init__(self, server: str | Sequence[str] | Dial, config: LinkConfig) -> None:
         """`server` is one "host:port" or several, of which any will do; or what makes connections to the one meant."""
         self._link = Link([_DIALLED], config, server) if callable(server) else Link(addresses_of(server), config)
+        self._link.failure = ConnectionLost("the client is not open: it is used in its block (`async with`)")
         self._leaders = Leaders(self._link)
 
     async def __aenter__(self) -> Self:
@@ -57,6 +58,7 @@ class Service(OnEitherLoop):
         await (self._exit(error) if self._hosted is None else self._hosted.ended(error))
 
     async def _enter(self) -> None:
+        self._link.failure = None
         await self._link.connect_somewhere()
         self._manager = trio.open_nursery()
         self._nursery = await self._manager.__aenter__()
@@ -76,6 +78,7 @@ class Service(OnEitherLoop):
                 await self._finish()
         finally:
             self._nursery.cancel_scope.cancel()
+            self._link.fail(self._link.closing)  # also for tasks beside the block, that would wait for ever
             try:
                 await self._manager.__aexit__(None, None, None)
             finally:

@@ -30,8 +30,10 @@ def on_either_loop(method: Method) -> Method:
     @wraps(method)
     def called(client: OnEitherLoop, /, *arguments: Any, **named: Any) -> Coroutine[Any, Any, Any]:
         hosted = client._hosted
-        if hosted is None or in_trio_task():
+        if in_trio_task():
             return method(client, *arguments, **named)
+        if hosted is None:
+            raise RuntimeError("the client is not open: it is used in its block (`async with`)")
         return hosted.carry_out(method, client, *arguments, **named)
 
     return cast(Method, called)

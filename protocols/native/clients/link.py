@@ -198,13 +198,17 @@ class Link:
                 return True
             except MillraceError as error:
                 if not error.retriable:
-                    self.failure = error
-                    self._note_change()
+                    self.fail(error)
                     return False
             if tries % len(self._addresses):
                 continue  # there are others
             await self._pause(backoff_s)
             backoff_s = min(2 * backoff_s, self.config.reconnect_backoff_ms_max / 1000)
+
+    def fail(self, error: MillraceError) -> None:
+        """Connect no more, and have whoever waits for a connection know why."""
+        self.failure = error
+        self._note_change()
 
     def give_up(self) -> None:
         """End the connection, whose other side does not answer, and try elsewhere first."""
