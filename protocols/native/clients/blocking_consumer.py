@@ -179,7 +179,10 @@ class BlockingConsumer(ClientUser):
         ask = self.client.list_many_offsets
         offsets = dict(zip(keys, ask([(*key, which) for key in keys])))
         none = [key for key in keys if offsets[key] is None]
-        offsets |= zip(none, ask([(*key, "latest") for key in none]))
+        # Asked again when the ends are known: what came meanwhile may be that young.
+        ends = ask([(*key, "latest") for key in none])
+        again = ask([(*key, which) for key in none])
+        offsets |= {key: end if offset is None else offset for key, end, offset in zip(none, ends, again)}
         for key, offset in offsets.items():
             self._move(key, offset or 0)
 

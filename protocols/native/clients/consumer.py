@@ -325,8 +325,9 @@ class Consumer(Fetcher):
         if not keys:
             return
         offsets = await list_offsets(self._leaders, keys, which)
-        if None in offsets:
+        if None in offsets:  # ask again when the ends are known: what came meanwhile may be that young
             latest = await list_offsets(self._leaders, keys, "latest")
+            offsets = await list_offsets(self._leaders, keys, which)
             offsets = [end if offset is None else offset for offset, end in zip(offsets, latest)]
         self._seek({key: offset or 0 for key, offset in zip(keys, offsets)})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
@@ -9,6 +11,8 @@ import trio
 from core_log.memory_files import MemoryFiles
 from millrace import (
     BlockingClient,
+    BlockingConsumer,
+    BlockingProducer,
     Client,
     Consumer,
     ConsumerRecord,
@@ -19,7 +23,9 @@ from millrace import (
     Producer,
     UnknownTopic,
 )
+from protocols.native.clients import consumer as consumer_module
 from protocols.native.clients.link import Link
+from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.records import batch_records
 from tests.protocols.native.asking import until_parked
 from tests.protocols.native.broker import Restartable, Running, batch_of, native_broker
@@ -298,3 +304,46 @@ async def test_offsets_may_be_of_any_type_of_whole_numbers() -> None:
                 assert client.list_offsets("t", 0, np.int64(1003)) == 3
 
         await trio.to_thread.run_sync(work)
+
+
+async def test_seeking_to_a_time_passes_nothing_over_that_comes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with native_broker() as running:
+        await fill(running, "t", b"old")
+
+        async def asked(*about: Any) -> list[int | None]:
+            offsets = await list_offsets(*about)
+            if about[2] == 5000 and offsets == [None]:
+                await fill(running, "t", b"young", at_ms=5000)
+            return offsets
+
+        monkeypatch.setattr(consumer_module, "list_offsets", asked)
+        async with Consumer(running.server, link=QUICK) as consumer:
+            await consumer.assign("t")
+            await consumer.seek_to_time(5000)
+            assert await take(consumer, 1) == [b"young"]
+        async with Consumer(running.server, link=QUICK) as consumer:
+            await consumer.assign("t")
+            await consumer.seek_to_time(9999)
+            assert consumer.position("t", 0) == 2
+
+
+async def test_seeking_to_a_time_without_an_event_loop_passes_nothing_over_either() -> None:
+    def work(server: str) -> None:
+        with BlockingConsumer(server) as consumer, BlockingProducer(server) as producer:
+            consumer.assign("t")
+            ask = consumer.client.list_many_offsets
+
+            def asked(wanted: Any) -> list[int | None]:
+                offsets = ask(wanted)
+                if offsets == [None]:
+                    producer.send("t", b"young", timestamp_ms=5000)
+                    producer.flush()
+                return offsets
+
+            consumer.client.list_many_offsets = asked  # type: ignore[method-assign]
+            consumer.seek_to_time(5000)
+            assert [record.value for record in consumer.fetch(timeout_ms=5000)] == [b"young"]
+
+    async with native_broker() as running:
+        await fill(running, "t", b"old")
+        await trio.to_thread.run_sync(work, running.server)
