@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
-from core_log.record_batch import iterate_records
+from core_log.record_batch import BatchBuilder, Compression, iterate_records
 from routing.administration.measures import Measures
 from routing.config import BrokerConfig
 from routing.errors import InvalidConfig, StorageUnavailable
@@ -118,6 +118,46 @@ async def test_what_a_group_is_not_to_read_goes_to_a_topic_of_its_own(caplog: py
         assert running.broker.lag_rules.dead_letters == 4
         (_, told) = [one.getMessage() for one in caplog.records if one.name == "routing.groups.lag_rules"]
         assert told.endswith("that group g is behind are in t.dlq now, and it goes on at 6"), told
+
+
+async def write(running: Engine, *values: bytes, compression: Compression = Compression.NONE) -> None:
+    """One batch of a producer."""
+    log = running.broker.topics["t"].partitions[0].log
+    builder = BatchBuilder(0, 0, 1_000, compression=compression)
+    for number, value in enumerate(values):
+        builder.add(number, b"k", value, [])
+    running.broker.topics["t"].partitions[0].append_new(builder.build())
+    await running.broker.commits.committed([(log, log.log_end_offset)])
+
+
+async def test_what_a_producer_has_compressed_may_be_larger_than_its_topic_takes() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config={"millrace.max.lag": "4"} | DEAD_LETTER)
+        values = [b"%d" % number * 20_000 for number in range(10, 110)]
+        await write(running, b"x" * (2 << 20), *values, compression=Compression.LZ4)
+        await stand(running, "g", 0)
+        await running.broker.lag_rules.look()
+        assert await position(running, "g") == 97
+        log = running.broker.topics["t.dlq"].partitions[0].log
+        batches = log.read_blocking(0, 8 << 20)
+        found = [record.value for batch in batches for record in iterate_records(batch)]
+        assert found == [b"x" * (2 << 20), *values[:96]]
+        assert max(map(len, batches[1:])) < 1 << 20
+
+
+async def test_where_the_next_record_cannot_be_copied_a_group_goes_on_behind_the_last_that_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letter_topics, "_PIECE_BYTES", 1)
+    async with engine(MemoryFiles()) as running:
+        await topic(running, **DEAD_LETTER)
+        await running.broker.create_topic("t.dlq", config={"max.message.bytes": "2000"})
+        await write(running, b"x" * 3000, *[b""] * 4)
+        await stand(running, "g", 0)
+        for _ in range(2):
+            await running.broker.lag_rules.look()
+            assert await position(running, "g") == 10
+        assert [value for value, _ in buried(running)] == [b"%d" % number for number in range(10)]
 
 
 async def test_a_group_moves_piece_by_piece_and_goes_on_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:

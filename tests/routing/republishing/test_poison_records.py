@@ -77,6 +77,17 @@ async def test_a_position_is_tried_when_somebody_begins_there_whose_forerunner_i
         assert await goes_on(running, after=1) == 5
 
 
+async def test_a_record_as_large_as_its_topic_takes_is_none_too_large_for_that_of_dead_letters() -> None:
+    async with engine(MemoryFiles()) as running:
+        largest = "x" * ((1 << 20) - 100)
+        await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"})
+        await append(running, largest)
+        await running.broker.offsets.commit("g", {PLACE: Committed(0)})
+        running.broker.groups._add_classic("g")
+        assert [await goes_on(running, after=1) for _ in range(2)] == [0, 1]
+        assert [record.value for record in records(running, "t.dlq")] == [largest.encode()]
+
+
 def records(running: Engine, name: str) -> list[Record]:
     log = running.broker.topics[name].partitions[0].log
     found: list[Record] = []
