@@ -7,7 +7,8 @@ no place for what is not there yet, and one order, so:
 1. Such a record is taken out of its batch, which is appended without it: its offsets and sequence numbers stay, as in a
    log that was compacted. It is parked as a delayed message of a durable queue, and only when that is safe is the batch
    appended: what was confirmed is in the log or parked. What an idempotent producer sends again is parked once.
-2. When it is due it is appended to the partition it was sent to, as a batch of its own (`parked_records.py`).
+2. When it is due it is appended to the partition it was sent to, as a batch of its own (`parked_records.py`), which is
+   not compressed: one that were too large then is refused.
 3. The queue is an ordinary one, `millrace.delayed.TOPIC` in the virtual host `/`: `millrace delayed` lists and cancels.
    It goes with its topic. In a cluster one broker at a time works on it. Where priorities count, all records of a
    partition wait in one of its own, `millrace.waiting.TOPIC.PARTITION`, and a group makes room for them as it goes on.
@@ -27,7 +28,7 @@ import trio
 from core_log.batch_header import BatchHeader
 from core_log.compaction.rewrite import left_of
 from core_log.compression import DECOMPRESSED_BYTES_MAX
-from core_log.errors import InvalidRecord
+from core_log.errors import BatchTooLarge, InvalidRecord
 from core_log.files import BytesLike
 from core_log.record_batch import BatchBuilder, Record, iterate_records
 from core_log.threads import in_thread
@@ -106,6 +107,13 @@ def _parked(record: Record, delay_ms: int, name: str | None, *, priorities: bool
     return Parked(delay_ms, next(map(_priority, asked), 0), name, single.build())
 
 
+def _require_room(partition: TopicPartition, parked: list[Parked]) -> None:
+    """What is appended when it is due is not compressed, and would hold up all others. Raises BatchTooLarge."""
+    largest, most_bytes = max((len(one.batch) for one in parked), default=0), partition.log.config.message_bytes_max
+    if largest > most_bytes:
+        raise BatchTooLarge(f"a record that waits takes {largest} bytes, uncompressed; the limit is {most_bytes}")
+
+
 def _delay_ms(name: str, value: bytes | None, now_ms: int) -> int:
     text = (value or b"").decode("ascii", "replace")
     if not text.removeprefix("-").isdecimal() or len(text) > _DIGITS_MAX:
@@ -138,7 +146,7 @@ class DelayedRecords:
         self, partition: TopicPartition, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]
     ) -> Sequence[BytesLike]:
         """A producer's validated batches without what is to wait, which is safe when this returns. Raises
-        InvalidRecord, CorruptBatch, BrokerError.
+        InvalidRecord, CorruptBatch, BatchTooLarge, BrokerError.
         """
         log, config = partition.log, partition.log.config
         by_turn = bool(config.priority_group)
@@ -149,19 +157,21 @@ class DelayedRecords:
             rest, found = work() if header.record_count <= _AT_ONCE else await in_thread(work)
             left.append(rest)
             parked += found
+        _require_room(partition, parked)
         for at in range(0, len(parked), _AT_ONCE):
             await self._park(partition, parked[at : at + _AT_ONCE], by_turn)
         return left
 
     async def put_off(self, partition: TopicPartition, record: Record, delay_ms: int, name: str) -> None:
         """Have a record appended to a partition in so many ms, behind what is there; safe when this returns. Within the
-        hour nothing is put off twice under one name. Raises BrokerError.
+        hour nothing is put off twice under one name. Raises BatchTooLarge, BrokerError.
         """
         by_turn = bool(partition.log.config.priority_group)
         try:
             parked = _parked(record, delay_ms, name, priorities=by_turn)
         except InvalidRecord:  # it is in the log for all that, so another door has put it there
             parked = _parked(record, delay_ms, name, priorities=False)
+        _require_room(partition, [parked])
         await self._park(partition, [parked], by_turn)
 
     def under_way(self, home: QueuePartition) -> int:

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from core_log.errors import LogError
+from core_log.errors import BatchTooLarge, LogError
 from core_log.record_batch import Record
 from routing.errors import BrokerError, StorageUnavailable
 from routing.groups.group import Group
@@ -125,12 +126,7 @@ class PoisonRecords:
             past, delays = _Past.of(record, group), partition.log.config.retry_delays_ms
             past = past._replace(tries=past.tries + tries)
             plain = record._replace(headers=[one for one in record.headers if one[0] not in _OURS])
-            if past.retries < len(delays):
-                what = f"comes again in {delays[past.retries]} ms"
-                await self._put_off(group, partition, plain, past, delays[past.retries])
-            else:
-                what = f"is in {partition.topic_name}{SUFFIX} now"
-                await self._copy(group, partition, plain, past)
+            what = await self._move(group, partition, plain, past, delays)
         except (LogError, BrokerError) as error:
             raise StorageUnavailable(f"the dead letter of group '{group}' cannot be written: {error}") from error
         place = partition.topic_name, partition.index
@@ -140,6 +136,19 @@ class PoisonRecords:
             group, tries, record.offset, partition.index, partition.topic_name, what,
         )  # fmt: skip
         return record.offset + 1
+
+    async def _move(
+        self, group: str, partition: TopicPartition, record: Record, past: _Past, delays: Sequence[int]
+    ) -> str:
+        """Put a record off, while there are delays and it has room for what is said about it; what became of it."""
+        if past.retries < len(delays):
+            try:
+                await self._put_off(group, partition, record, past, delays[past.retries])
+                return f"comes again in {delays[past.retries]} ms"
+            except BatchTooLarge:
+                pass
+        await self._copy(group, partition, record, past)
+        return f"is in {partition.topic_name}{SUFFIX} now"
 
     async def _put_off(self, group: str, partition: TopicPartition, record: Record, past: _Past, delay_ms: int) -> None:
         said = {_GROUP: group, _COUNT: past.retries + 1, _TRIES: past.tries, _OFFSET: past.offset}

@@ -10,10 +10,10 @@ import trio
 from trio.testing import MockClock
 
 from core_log.batch_header import HEADER_BYTES, encode_batch, parse_header, validate
-from core_log.errors import InvalidRecord
+from core_log.errors import BatchTooLarge, InvalidRecord
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
-from core_log.record_batch import BatchBuilder, iterate_records
+from core_log.record_batch import BatchBuilder, Compression, iterate_records
 from routing.errors import StorageUnavailable
 from routing.republishing import parked_records
 from routing.republishing.delayed_records import divide
@@ -164,6 +164,20 @@ async def test_what_a_topic_refuses_is_all_that_is_appended_again(
         queue = running.broker.topology.queues[QUEUE]
         await running.until(lambda: not queue.outstanding)
         assert running.count(QUEUE) == 0
+
+
+@pytest.mark.parametrize("config", [{"millrace.delay.enable": "true"}, {"millrace.priority.group": "g"}])
+async def test_what_would_be_too_large_when_it_is_due_is_refused_and_holds_up_nobody(
+    clock: MockClock, config: dict[str, str]
+) -> None:
+    builder = BatchBuilder(0, 0, 1_000, compression=Compression.LZ4)
+    builder.add(0, b"k", b"x" * 3000, [("x-delay", b"5000")])
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config=config | {"max.message.bytes": "2000"})
+        with pytest.raises(BatchTooLarge, match="uncompressed"):
+            await produce(running, builder.build())
+        await produce(running, batch("5000"))
+        await become(running, clock, [b"v0"])
 
 
 @pytest.mark.parametrize("delays", [(None, "70"), ("70", "80")])

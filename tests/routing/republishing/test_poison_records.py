@@ -77,10 +77,11 @@ async def test_a_position_is_tried_when_somebody_begins_there_whose_forerunner_i
         assert await goes_on(running, after=1) == 5
 
 
-async def test_a_record_as_large_as_its_topic_takes_is_none_too_large_for_that_of_dead_letters() -> None:
+@pytest.mark.parametrize("delays", [{}, {"millrace.retry.delays.ms": "1000"}])
+async def test_a_record_as_large_as_its_topic_takes_is_a_dead_letter_at_once(delays: dict[str, str]) -> None:
     async with engine(MemoryFiles()) as running:
         largest = "x" * ((1 << 20) - 100)
-        await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"})
+        await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"} | delays)
         await append(running, largest)
         await running.broker.offsets.commit("g", {PLACE: Committed(0)})
         running.broker.groups._add_classic("g")
