@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from core_log.errors import LogError
+from core_log.errors import BatchTooLarge, LogError
 from core_log.partition_log import PartitionLog
-from core_log.record_fields import decode_fields
 from routing.errors import BrokerError, StorageUnavailable
 from routing.message import Slab
 from routing.property_editors import NEUTRAL
 from routing.session import Consumer, Outcome, Session
+from routing.topics.single_records import packed
 from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 
@@ -196,7 +196,8 @@ def append_anywhere(partition: TopicPartition, batch: bytes) -> tuple[PartitionL
     if partition.forward is None:
         partition.append_new(batch)
         return partition.log, partition.log.log_end_offset
-    fields = decode_fields(batch)
-    return partition.route_records(
-        fields.keys[0] or b"", fields.header_blocks[0], [fields.values[0] or b""], len(fields.values[0] or b"")
-    )
+    largest = partition.log.config.message_bytes_max
+    if len(batch) > largest:
+        raise BatchTooLarge(f"a batch of {len(batch)} bytes, the limit is {largest}")
+    key, header_block, value = packed(batch)
+    return partition.route_records(key, header_block, [value], len(value))

@@ -15,12 +15,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from core_log.errors import LogUnavailable
+from core_log.errors import LogError, LogUnavailable
 from routing.cluster.clients.latest_connections import is_latest
 from routing.cluster.clients.leader_questions import NO_SUCH_QUEUE, Answer, NotLed
 from routing.cluster.clients.orders import NO_QUEUE, fields_of, obey
@@ -38,6 +39,7 @@ from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
 from routing.queues.queue_rules import COME_AGAIN_S
 from routing.session import Session
+from routing.topics.single_records import unpacked
 from routing.unsettled import Outcome
 
 if TYPE_CHECKING:
@@ -197,6 +199,12 @@ class ServedBroker:
         taken = self._taken(log, leader_epoch, partition.log)
         if end <= taken.next_position:
             return
+        single = unpacked(keys, blocks, bodies)
+        if single is not None:
+            with suppress(LogError):  # else it waits like all that comes, as it is
+                partition.append_new(single)
+                taken.add(end, partition.next_offset)
+                return
         skipped = max(taken.next_position - position, 0)
         if skipped:
             keys = keys if isinstance(keys, bytes) else keys[skipped:]

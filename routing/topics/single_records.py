@@ -1,0 +1,39 @@
+"""A record that has its own time, or no key or value, on its way to whoever leads its partition (`Forward`).
+
+What travels there has a key and a value, and the time at which it arrives. What else is to be known is said by a header
+behind all others, which goes when the record has arrived. A broker of an earlier version leaves it where it is.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from core_log.files import BytesLike
+from core_log.record_batch import BatchBuilder, decode_header_block, encode_headers, iterate_records
+
+_NAME = "millrace.as-produced"
+_NAME_BYTES = _NAME.encode()
+_SAID = struct.Struct(">qB")
+"""Its time in ms, and which it lacks: 1 the key, 2 the value."""
+
+
+def packed(batch: BytesLike) -> tuple[bytes, bytes, bytes]:
+    """Key, header block and value of the only record of a batch, as they travel."""
+    (record,) = iterate_records(batch)
+    said = _SAID.pack(record.timestamp_ms, (record.key is None) + 2 * (record.value is None))
+    return record.key or b"", encode_headers([*record.headers, (_NAME, said)]), record.value or b""
+
+
+def unpacked(keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes]) -> bytes | None:
+    """The batch of a record that was `packed`; None: these are others."""
+    if len(bodies) != 1 or not isinstance(keys, bytes) or not isinstance(header_blocks, bytes):
+        return None
+    if _NAME_BYTES not in header_blocks:
+        return None
+    *headers, (name, said) = decode_header_block(header_blocks)
+    if name != _NAME or said is None or len(said) != _SAID.size:
+        return None
+    timestamp_ms, lacks = _SAID.unpack(said)
+    builder = BatchBuilder(0, 0, timestamp_ms)
+    builder.add(0, None if lacks & 1 else keys, None if lacks & 2 else bodies[0], headers)
+    return builder.build()
