@@ -336,6 +336,7 @@ class Membership:
             failure: Exception | None = None
             if not gone:
                 await self._reader.before_revoked(partitions)
+                gone = self._out  # what was under way may have taken too long
             try:
                 await self._tell(self._listener.on_lost if gone else self._listener.on_revoked, partitions)
             except Exception as error:

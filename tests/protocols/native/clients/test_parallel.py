@@ -30,7 +30,7 @@ from millrace import (
 from protocols.native.clients.group_bytes import Partition
 from routing.topics.offset_store import Committed
 from tests.protocols.native.broker import Running
-from tests.protocols.native.test_groups import fill, group_broker, member, until
+from tests.protocols.native.test_groups import Told, fill, group_broker, member, until
 from tests.support.broker_process import broker_process
 
 
@@ -183,6 +183,30 @@ async def test_an_error_while_partitions_are_given_up_passes_nothing_over(protoc
             nursery.start_soon(_process, consumer, handle, "partition")
             await until(lambda: len(done) == 40)
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_who_is_put_out_while_it_finishes_what_is_under_way_is_told_that_it_has_lost_it(protocol: str) -> None:
+    async with group_broker(consumer_heartbeat_ms=20) as running:
+        await fill(running, "t", 2, 1)
+        told, begun, finish = Told(), set(), trio.Event()
+
+        async def handle(record: ConsumerRecord) -> None:
+            begun.add(record.partition)
+            await finish.wait()
+
+        settings = {"group_protocol": protocol, "max_poll_interval_ms": 200}
+        slow = member(running, listener=told, **settings)
+        async with slow, trio.open_nursery() as nursery:
+            nursery.start_soon(_process, slow, handle, "partition")
+            await until(lambda: len(begun) == 2)
+            async with member(running, **settings) as other:
+                nursery.start_soon(other.poll, 10_000)
+                await until(lambda: slow._membership is not None and slow._membership._out)
+                finish.set()
+                await until(lambda: len(told.told) > 1)
+                assert [what for what, _ in told.told[:2]] == ["assigned", "lost"]
+                nursery.cancel_scope.cancel()
 
 
 async def _come_when(condition: Any, running: Running, protocol: str, done: set[Any]) -> None:
