@@ -93,6 +93,8 @@ class BlockingGroupConsumer:
         self._failure: BaseException | None = None
         self._stop = trio.Event()
         self._in_error = False
+        self._is_left = False
+        """The call that was to open it was interrupted."""
         self._records: list[ConsumerRecord] = []
         self._next = 0
         """What of them was handed out by iterating."""
@@ -112,7 +114,12 @@ class BlockingGroupConsumer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._started.wait()
+        try:
+            self._started.wait()
+        except BaseException:  # what a signal's handler raised: nobody leaves a block that was not entered
+            self._in_error = self._is_left = True
+            self._end()
+            raise
         if self._failure is not None:
             self._thread.join()
             raise self._failure
@@ -124,13 +131,18 @@ class BlockingGroupConsumer:
         self._in_error = error is not None
         if self._token is not None:
             self._give_back()
+        self._end()
+        self._thread.join()
+        if error is None and self._failure is not None:
+            raise self._failure
+
+    def _end(self) -> None:
+        """Have the thread end, if it has begun to serve."""
+        if self._token is not None:
             try:
                 trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
             except trio.RunFinishedError:
                 pass
-        self._thread.join()
-        if error is None and self._failure is not None:
-            raise self._failure
 
     def _run(self) -> None:
         try:
@@ -146,7 +158,8 @@ class BlockingGroupConsumer:
         async with self._consumer:
             self._token = trio.lowlevel.current_trio_token()
             self._started.set()
-            await self._stop.wait()
+            if not self._is_left:
+                await self._stop.wait()
             if self._in_error:
                 raise _Failed
 

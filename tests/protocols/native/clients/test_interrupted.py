@@ -165,6 +165,27 @@ async def test_a_call_that_is_interrupted_before_its_thread_hears_of_it_ends(mon
         assert await trio.to_thread.run_sync(ended.wait, 10), "it waits for what never began"
 
 
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_consumer_whose_opening_is_interrupted_leaves_no_thread(opened: bool) -> None:
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if opened:
+                super().wait(timeout)
+            raise KeyboardInterrupt
+
+    def work(server: str) -> None:
+        consumer = BlockingGroupConsumer(server, "g", topics=["t"])
+        consumer._started = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.__enter__()
+        consumer._thread.join(10)
+        assert not consumer._thread.is_alive()
+
+    async with native_broker() as running:
+        await running.broker.create_topic("t")
+        await in_thread(work, running.server)
+
+
 def test_a_consumer_that_was_not_begun_says_so() -> None:
     consumer = BlockingGroupConsumer("127.0.0.1:1", "g", topics=["t"])
     for call in (consumer.commit, lambda: next(iter(consumer)), lambda: consumer.position("t", 0)):
