@@ -18,6 +18,9 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     packet_bytes_max: Annotated[int, Meta(ge=1024, le=256 << 20)] = 1 << 20
     """Largest control packet, fixed header included. A larger one closes the connection before it is read."""
 
+    connect_bytes_max: Annotated[int, Meta(ge=1024, le=256 << 20)] = 128 << 10
+    """The same of CONNECT, and of AUTH until the client is let in. A larger `packet_bytes_max` does not count then."""
+
     topic_bytes_max: Annotated[int, Meta(ge=1, le=255)] = 255
     """Longest topic name or filter in UTF-8. At most 255: a longer name is no AMQP routing key."""
 

@@ -122,6 +122,8 @@ class ServerConnection:
         self.wire: Wire = WIRE_3
         """How to answer: that of the version in CONNECT, from there on."""
         self._config = config
+        self._packet_bytes_max = min(config.connect_bytes_max, config.packet_bytes_max)
+        """Less until the client is let in: anybody can send so much, from many sockets."""
         self._violations = _VIOLATIONS_BEFORE_CONNECT
         self._parsers = _PARSERS
         self._connect: Connect | None = None
@@ -158,7 +160,7 @@ class ServerConnection:
                     body = position + 2
                     stop = body + data[position + 1]
                 else:
-                    body, stop = frame(data, position, end, self._config.packet_bytes_max)
+                    body, stop = frame(data, position, end, self._packet_bytes_max)
                 if stop > end:
                     self._wanted = stop - position
                     break
@@ -228,11 +230,14 @@ class ServerConnection:
         self._violations = _VIOLATIONS_5 if version_5 else _VIOLATIONS if level > _MQTT_3_1 else _VIOLATIONS_3_1
         if connect.authentication_method is not None:
             self._violations = _VIOLATIONS_BEFORE_CONNACK
+        else:
+            self._packet_bytes_max = self._config.packet_bytes_max
         return connect
 
     def authenticated(self) -> None:
         """A client whose CONNECT named an authentication method is accepted: it may send other packets than AUTH."""
         self._violations = _VIOLATIONS_5
+        self._packet_bytes_max = self._config.packet_bytes_max
 
     def _check_5(self, event: Event) -> None:
         """What a packet may say depends on CONNECT."""

@@ -9,6 +9,7 @@ from kafka.net.sasl.scram import ScramClient
 from paho.mqtt.packettypes import PacketTypes
 
 from gateway.authentication import authenticator
+from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.reasons import ReasonCode
 from routing.access.scram import MECHANISMS
 from tests.protocols.mqtt.conftest import Client, World
@@ -182,3 +183,20 @@ async def test_mqtt_3_1_2_24_one_that_authenticates_again(world: World, fits: st
         await client.send(auth_5(0x18, said("SCRAM-SHA-256", scram.final_message())))
     assert told(client)[:2] == (0xE0, ReasonCode.PACKET_TOO_LARGE)
     assert client.closed
+
+
+async def test_who_is_not_let_in_yet_cannot_send_as_much_as_who_is(world: World) -> None:
+    config = MqttConfig(connect_bytes_max=1024)
+    client = world.open(peer=PEER, config=config, authenticate=authenticator(world.broker.rights))
+    await client.send(connect("c1", password=b"x" * 1024, user="me")[:5])
+    assert client.adapter.closed, "it was known from the length, before there was anything to keep"
+    client = world.open(peer=PEER, config=config, authenticate=authenticator(world.broker.rights))
+    scram = ScramClient("me", "right", "SCRAM-SHA-256")
+    await client.send(connect_5("c1", said("SCRAM-SHA-256", scram.first_message())))
+    assert told(client)[:2] == (0xF0, ReasonCode.CONTINUE_AUTHENTICATION)
+    await client.send(auth_5(0x18, said("SCRAM-SHA-256", b"x" * 1024))[:5])
+    assert told(client)[:2] == (0x20, ReasonCode.PACKET_TOO_LARGE)
+    client = world.open(peer=PEER, config=config, authenticate=authenticator(world.broker.rights))
+    assert await log_in(client, "me", "right") == 0
+    await client.send(publish_5("t", b"x" * 1024, qos=1))
+    assert [first for first, _ in packets(client.take())] == [0x40]
