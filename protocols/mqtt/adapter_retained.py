@@ -218,10 +218,16 @@ register_publisher("mqtt", publish_due)
 
 
 def wanted(requests: Sequence[SubscriptionRequest], codes: Sequence[int], known: Collection[str]) -> Iterator[str]:
-    """The filters of a SUBSCRIBE for which retained messages are given out; `known` were there before it."""
+    """The filters of a SUBSCRIBE for which retained messages are given out; `known` were there before it. One that
+    comes twice is there the second time, as if it had come in two packets (MQTT-3.8.4-5).
+    """
+    there = set(known)
     for request, code in zip(requests, codes, strict=False):
-        again = request.retain_handling and request.topic_filter in known
-        if code <= ReasonCode.GRANTED_QOS_2 and request.retain_handling != NEVER and not again:
+        if code > ReasonCode.GRANTED_QOS_2:
+            continue
+        again = request.retain_handling and request.topic_filter in there
+        there.add(request.topic_filter)
+        if request.retain_handling != NEVER and not again:
             yield request.topic_filter
 
 

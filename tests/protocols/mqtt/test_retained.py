@@ -95,6 +95,14 @@ def test_mqtt_3_8_3_1_retain_handling() -> None:
     assert list(wanted(requests, [0x80, 0x80, 0x80], {})) == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "count"), [(0, 0, 2), (0, 1, 1), (1, 1, 1), (1, 0, 2), (2, 1, 0), (1, 2, 1)]
+)
+def test_mqtt_3_8_4_5_a_filter_twice_in_a_packet_is_as_in_two_of_them(first: int, second: int, count: int) -> None:
+    requests = [SubscriptionRequest("f", 1, retain_handling=n) for n in (first, second)]
+    assert list(wanted(requests, [1, 1], {})) == ["f"] * count
+
+
 async def test_retained_and_live_messages_mix_in_one_queue(world: World) -> None:
     """A client that cannot be written to has both waiting; each keeps its flag."""
     await retain(world, ("a", b"1", 1), ("b", b"2", 1))
