@@ -136,7 +136,8 @@ class Retaining:
         giving |= mine
 
         def is_wanted(key: tuple[str, str]) -> bool:
-            return giving.get(key) is asking
+            # The client may have unsubscribed at another broker since, which has not told this one.
+            return giving.get(key) is asking and (keeping is None or _is_bound(self._session, *key))
 
         async def give(may_return: Callable[[], None]) -> None:
             try:
@@ -148,7 +149,7 @@ class Retaining:
                     await self._give(subscriber, pattern, names, partial(self._as_wanted, options))
             finally:
                 for key in mine:
-                    if is_wanted(key):
+                    if giving.get(key) is asking:
                         del giving[key]
 
         if found:
@@ -183,6 +184,11 @@ class Retaining:
             if options.qos < QOS_MAX:
                 slabs = [with_raws(slab, capped, options.qos, capped(options.qos)) for slab in piece]
             yield filter(None, (without(slab, own_mark) for slab in slabs)) if options.no_local else slabs
+
+
+def _is_bound(session: Session, queue_name: str, pattern: str) -> bool:
+    bindings = session.vhost.bindings_to.get(("queue", queue_name), ())
+    return any(one.pattern == pattern and one.exchange == EXCHANGE for one in bindings)
 
 
 def _keep(session: Session, slab: Slab, puts: Mapping[bytes, bytes | None] | None, *, confirm: bool) -> None:

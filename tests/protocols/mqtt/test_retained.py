@@ -284,6 +284,22 @@ async def test_a_cluster_is_asked_for_a_page_when_there_is_room_for_it_and_not_b
     assert pages.asked == 2, "nobody wants the rest"
 
 
+async def test_nothing_more_is_given_out_when_the_client_has_unsubscribed_at_another_broker(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await retain(world, *((f"t/{n}", b"x", 1) for n in range(100)))
+    subscriber, pages = await world.client("s", clean=False), Pages(world.broker)
+    monkeypatch.setattr(world.broker, "keeping", pages)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(subscriber.send, subscribe(1, ("#", 1)))
+        while pages.asked < 5:
+            await trio.lowlevel.checkpoint()
+        await world.broker.unbind("queue", "mqtt.s", "amq.topic", "#", {"mqtt-qos": 1}, syntax="mqtt")
+    await wait_all_tasks_blocked()
+    assert pages.asked < 100
+    assert not sessions_of(world.broker).giving
+
+
 async def test_who_does_not_read_for_long_is_looked_at_seldom_and_who_does_at_once(
     autojump_clock: MockClock,
 ) -> None:
