@@ -7,7 +7,8 @@
 2. Where the topic changes soon, packets are read one by one (`shapes.py`), topics found by their raw bytes; such a run
    ends where a stretch of one topic begins.
 3. Packets that differ in DUP alone belong to one run: nobody after us sees that flag (MQTT-3.3.1-3). Whatever is not in
-   order is left to be found as the first packet of what follows, so that what came before it counts.
+   order is left to be found as the first packet of what follows, so that what came before it counts. So is what states
+   its length in more bytes than it needs: it is an event by itself, and not passed on as it came.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class PublishRuns:
         raw_topic = data[body:topic_stop]
         topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
         payload, packet_id, retain = data[payload_start:stop], data[topic_stop:payload_start], first & 1 == 1
-        if stop == end and packet_id != ID_0:  # nothing follows
-            wire = None if retain or qos else data[position:]
+        padded = not data[body - 1]
+        if (stop == end or padded) and packet_id != ID_0:  # nothing follows
+            wire = None if retain or qos or padded else data[position:stop]
             return PublishRun(topic, qos, retain, [payload], packet_id, wire), stop
         found = Found(payload, packet_id)
         start = position

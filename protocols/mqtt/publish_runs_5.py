@@ -103,10 +103,11 @@ class PublishRuns5(PublishRuns):
         head = self._head_of(data[body:topic_stop] + raw_block)
         topic, _, _, (raw, special, expiry_s), _ = head
         payload, packet_id = data[block_stop:stop], data[topic_stop:block]
-        if stop == end and packet_id != ID_0:  # nothing follows
+        padded = not data[body - 1]
+        if (stop == end or padded) and packet_id != ID_0:  # nothing follows
             retain = first & 1 == 1
             expiries_s: list[int | None] | None = None if expiry_s is None else [expiry_s]
-            wire = None if qos or retain or special else data[position:]
+            wire = None if qos or retain or special or padded else data[position:stop]
             return PublishRun(topic, qos, retain, [payload], packet_id, wire, None, raw, None, expiries_s), stop
         found = Found(payload, packet_id)
         start = position

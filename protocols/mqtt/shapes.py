@@ -57,8 +57,9 @@ class Shapes:
             body, stop = frame(data, position, end, self._packet_bytes_max)
         except MqttProtocolError:
             return None
-        # The upper byte of the topic's length is 0 in all topics that are allowed.
-        if stop > end or body + 2 > stop or data[body]:
+        # The upper byte of the topic's length is 0 in all topics that are allowed, the last of the packet's is not, but
+        # where more bytes were taken for it than it needs: nobody is sent such a packet as it came (MQTT-1.5.5-1).
+        if stop > end or body + 2 > stop or data[body] or not data[body - 1]:
             return None
         skipped, taken, block = body - position, 2 + data[body + 1], ""
         used = skipped + taken + self._id_bytes

@@ -37,6 +37,7 @@ from tests.protocols.mqtt.wire import (
     text,
     unsubscribe,
 )
+from tests.protocols.mqtt.wire_5 import connect_5
 
 LEGAL: list[tuple[bytes, list[Event]]] = [
     (connect("c1"), [Connect(4, "c1")]),
@@ -281,6 +282,29 @@ def test_runs_of_equal_and_unequal_length_are_one_event_each() -> None:
     assert connected().receive_data(data) == [PublishRun("a/b", 1, False, payloads, packet_ids, None)]
     data = b"".join(publish("a/b", payload, qos=2, packet_id=i + 1) for i, payload in enumerate(payloads))
     assert connected().receive_data(data) == [PublishRun("a/b", 2, False, payloads, packet_ids, None)]
+
+
+@pytest.mark.parametrize("digits", [2, 3, 4])
+@pytest.mark.parametrize("level", [4, 5])
+def test_what_states_its_length_in_more_bytes_than_it_needs_is_not_passed_on_as_it_came(
+    level: int, digits: int
+) -> None:
+    """Clients may close the connection over it [MQTT-1.5.5-1]."""
+    block = b"\0" if level == 5 else b""
+    for topics in (["t"] * 40, [f"t{n}" for n in range(40)]):
+        plain = [publish(topic, block + b"x%d" % at) for at, topic in enumerate(topics)]
+        data = list(plain)
+        for at in (0, 3, 4, 9, 39):
+            length = data[at][1]
+            data[at] = bytes((0x30, length | 128, *[128] * (digits - 2), 0)) + data[at][2:]
+        for some in (data, data[:1]):
+            machine = ServerConnection(MqttConfig())
+            machine.receive_data(connect(level=level) if level == 4 else connect_5("c1"))
+            runs = [event for event in machine.receive_data(b"".join(some)) if isinstance(event, PublishRun)]
+            payloads = [payload for run in runs for payload in run.payloads]
+            assert payloads == [b"x%d" % at for at in range(len(some))]
+            passed_on = b"".join(run.wire for run in runs if run.wire is not None)
+            assert passed_on == b"".join(one for one, sent in zip(plain, some, strict=False) if one == sent)
 
 
 def test_payloads_that_look_like_packets_do_not_confuse_a_run() -> None:
