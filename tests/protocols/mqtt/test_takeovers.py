@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
+import trio
 
+from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.takeovers import LINES_MAX, MANY, WINDOW_S, Takeovers
 from tests.protocols.mqtt.conftest import CONNACK, World
+from tests.protocols.mqtt.test_moved_clients import FORMER, LATER, LEADER, begun_5, town
 from tests.protocols.mqtt.wire import connect
 
 
@@ -75,3 +78,20 @@ async def test_who_takes_over_needs_no_further_place_among_the_connections(world
     assert third.take() == b"\x20\x02\0\3"
     again.lose()
     await world.client("third")
+
+
+async def test_who_finds_its_queue_taken_is_told_so_and_not_that_it_was_deleted() -> None:
+    """Its broker stood still, and was lost to the leader, while the client went on at another one."""
+    async with town() as found:
+        former = await begun_5(found.nodes[FORMER])
+        found.nodes[FORMER].engine.elsewhere.give_ups.clear()
+        leader = found.nodes[LEADER].engine
+        leader.serving.lost(leader.serving.links.pop(FORMER))
+        later = await begun_5(found.nodes[LATER])
+        queue = found.nodes[LEADER].broker.topology.queues["mqtt.device"]
+        with trio.fail_after(5):
+            while not queue.consumers:
+                await trio.sleep(0.002)
+        found.nodes[FORMER].cut(LEADER)
+        assert (await former.hears(0xE0))[0] == ReasonCode.SESSION_TAKEN_OVER
+        assert not later.adapter.closed
