@@ -109,9 +109,11 @@ class Sessions:
                 await there.until_left()
         if not await broker.elsewhere.settled(partial(self._until_settled, client_id)):
             return None
-        position = self._left.pop(client_id, None)
+        position = self._left.get(client_id)
         if position:
             await broker.elsewhere.reached(position)
+            if self._left.get(client_id) is position:  # who asked before may have lost its link, and asks again
+                del self._left[client_id]
         if client_id in self.clients:
             return b""
         # What is remembered here may be out of date when the client is back.

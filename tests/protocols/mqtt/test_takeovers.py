@@ -6,12 +6,15 @@ import logging
 
 import pytest
 import trio
+import trio.testing
 
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.takeovers import LINES_MAX, MANY, WINDOW_S, Takeovers
+from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from tests.protocols.mqtt.conftest import CONNACK, World
-from tests.protocols.mqtt.test_moved_clients import FORMER, LATER, LEADER, begun_5, town
+from tests.protocols.mqtt.test_moved_clients import FORMER, LATER, LEADER, begun_5, go_on, stand_still, town
 from tests.protocols.mqtt.wire import connect
+from tests.protocols.mqtt.wire_5 import publish_5
 
 
 @pytest.fixture
@@ -95,3 +98,31 @@ async def test_who_finds_its_queue_taken_is_told_so_and_not_that_it_was_deleted(
         found.nodes[FORMER].cut(LEADER)
         assert (await former.hears(0xE0))[0] == ReasonCode.SESSION_TAKEN_OVER
         assert not later.adapter.closed
+
+
+async def test_who_asks_again_for_a_client_waits_for_what_it_had_said_as_who_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The link was lost before the first answer."""
+    async with town() as found, trio.open_nursery() as nursery:
+        node = found.nodes[FORMER]
+        former = await begun_5(node)
+        give_up = node.engine.elsewhere.give_ups["mqtt"]
+        homes = [node.engine.forwarding.stream(f"home-{index}") for index in range(2)]  # nobody leads the wills, here
+        monkeypatch.setattr(ClientsElsewhere, "position", lambda _: [(home, home.next_position) for home in homes])
+        stand_still(node)
+        await former.send(publish_5("t", b"1", qos=1, packet_id=1))
+        answered: list[int] = []
+
+        async def ask(number: int) -> None:
+            await give_up("/", "device", True)
+            answered.append(number)
+
+        for number in range(2):
+            nursery.start_soon(ask, number)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+        assert answered == []
+        await go_on(node)
+        with trio.fail_after(5):
+            while len(answered) < 2:
+                await trio.sleep(0.002)
