@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 
 from core_log.files import Files
 from core_log.segment import Segment
@@ -38,11 +39,11 @@ class ClosedIndexes:
 
     def load(self, files: Files, segment: Segment) -> OffsetEntries | None:
         """The same, read if there is room for it. Blocks; raises OSError."""
-        size = files.size(segment.stem + ".index") // OFFSET_ENTRY.size * ENTRY_BYTES
+        size = segment.by_index(files, lambda: files.size(segment.stem + ".index"), 0)
         with self._lock:
-            if not self._has_room(size):
+            if not self._has_room(size // OFFSET_ENTRY.size * ENTRY_BYTES):
                 return None
-        index = read_entries(files, segment.stem)
+        index = entries_of(files, segment)
         with self._lock:
             if segment not in self._known:
                 self._known[segment] = (index, time.monotonic())
@@ -59,6 +60,12 @@ class ClosedIndexes:
             del self._known[oldest]
             self._bytes -= index.bytes
         return self._bytes + size <= BYTES_MAX
+
+
+def entries_of(files: Files, segment: Segment) -> OffsetEntries:
+    """Those of a closed segment, all of them, as far as they can be read. Blocks; raises OSError."""
+    nothing = OffsetEntries(array("I"), array("I"))
+    return segment.by_index(files, lambda: read_entries(files, segment.stem), nothing)
 
 
 CLOSED_INDEXES = ClosedIndexes()

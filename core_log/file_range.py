@@ -104,7 +104,9 @@ def _in(
         if index is not None:
             place = _in_memory(index, relative, max_bytes, limit, segment.written_bytes, first_of)
         else:
-            place = _in_file(log, segment, relative, max_bytes, limit, first_of)
+            place = segment.by_index(
+                log.files, lambda: _in_file(log, segment, relative, max_bytes, limit, first_of), None
+            )
     except NotInMemory:
         return None
     if place is None or place[1] - place[0] < RANGE_BYTES_MIN or not _is_in_memory(file.for_kernel(), *place[:2]):

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from core_log.batch_header import HEADER_BYTES, BatchHeader, parse_header
 from core_log.cached_file import CachedFile, NotInMemory
+from core_log.closed_indexes import entries_of
 from core_log.errors import CorruptBatch
 from core_log.record_decoder import RecordRun
 from core_log.record_finder import find_records
 from core_log.record_pieces import LARGE_BYTES, KnownPieces, Readable
 from core_log.segment import Segment, check_batch
-from core_log.segment_index import OffsetEntries, read_entries
+from core_log.segment_index import OffsetEntries
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -107,7 +108,7 @@ def _extents_in(log: PartitionLog, segment: Segment, file: Readable, known: Know
             raise NotInMemory
         if len(known.indexes) >= _INDEXES_MAX:
             known.indexes.clear()
-        index = known.indexes[segment.stem] = read_entries(log.files, segment.stem)
+        index = known.indexes[segment.stem] = entries_of(log.files, segment)
     places, count, entry_of = index.positions, len(index.offsets), index.entry_of
     base, end, first_of = segment.base_offset, segment.written_bytes, segment.first_of(file)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from crc32c import crc32c
 
@@ -40,6 +40,8 @@ RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
 _SCAN_BYTES = 4 << 20
 _LOOK_BYTES = 64 << 10
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ class Segment:
         self.interval_bytes = interval_bytes
         self.index = index
         self.index_damaged = False
-        """An entry of it was found to lead nowhere, which was said."""
+        """An entry of it was found to lead nowhere, or it cannot be read, which was said."""
         self.size = 0
         self.written_bytes = 0
         self.room_end = 0
@@ -181,19 +183,36 @@ class Segment:
                 "%s%s leads to no batch at offset %d: more of the log is read instead", self.stem, suffix, offset
             )
 
+    def by_index(self, files: Files, read: Callable[[], T], otherwise: T) -> T:
+        """What the files of its index say; `otherwise`, which is what they would say without entries, where those are
+        gone or cannot be read, with a line for it. Raises FileNotFoundError where all of it is gone.
+        """
+        try:
+            return read()
+        except OSError as error:
+            if not files.exists(self.log_path):
+                raise
+            if not self.index_damaged:
+                self.index_damaged = True
+                logger.warning("the index of %s cannot be read, more of the log is read instead: %s", self.stem, error)
+            return otherwise
+
     def position_of(self, files: Files, file: Readable, offset: int) -> int:
         """Where to start scanning its file for an offset. Raises OSError."""
         index, relative = self.index, offset - self.base_offset
         if index is not None:
             return index.position_of(relative, self.first_of(file))
-        return find_position(files, self.stem, relative, self.first_of(file))
+        first_of = self.first_of(file)
+        return self.by_index(files, lambda: find_position(files, self.stem, relative, first_of), 0)
 
     def offset_before(self, files: Files, timestamp_ms: int) -> int:
         """The offset from which on batches may reach a timestamp. Raises OSError."""
         index = self.index
         if index is not None:
             return self.base_offset + index.offset_before(timestamp_ms)
-        return self.base_offset + self._first_that_holds(files, find_times_before(files, self.stem, timestamp_ms))[1]
+        none: list[tuple[int, int]] = []
+        times = self.by_index(files, lambda: find_times_before(files, self.stem, timestamp_ms), none)
+        return self.base_offset + self._first_that_holds(files, times)[1]
 
     def largest_timestamp_ms(self, files: Files, *, checked: bool = False) -> int:
         """The largest timestamp of all batches, -1 without any; `checked`: looked up in the batches, once, where it is
@@ -202,16 +221,17 @@ class Segment:
         if self.index is not None or self.missing:
             return self.max_timestamp_ms
         if self._largest_timestamp_ms is None or (checked and not self._is_largest_checked):
-            times = last_times(files, self.stem)
+            none: list[tuple[int, int]] = []
+            times = self.by_index(files, lambda: last_times(files, self.stem), none)
             self._largest_timestamp_ms = times[0][0] if times else NO_TIMESTAMP_MS
-            if checked and times:
+            if checked:
                 self._largest_timestamp_ms = self._largest_of_batches(files, times)
             self._is_largest_checked = checked
         return self._largest_timestamp_ms
 
     def _largest_of_batches(self, files: Files, times: list[tuple[int, int]]) -> int:
         largest_ms, offset = self._first_that_holds(files, times)
-        if (largest_ms, offset) == times[0]:
+        if times and (largest_ms, offset) == times[0]:
             return largest_ms
         for place in self._places(files, self.base_offset + offset):
             if place.size > HEADER_BYTES:  # compaction may leave a header alone, whose time is nobody's

@@ -256,7 +256,7 @@ def last_times(files: Files, stem: str) -> list[tuple[int, int]]:
 
 
 def is_plausible(files: Files, stem: str, log_bytes: int) -> bool:
-    """Do both index files of a closed segment exist, with whole entries, the last within the segment?"""
+    """Can both index files of a closed segment be read, with whole entries, the last within the segment?"""
     try:
         size, times_size = files.size(stem + ".index"), files.size(stem + ".timeindex")
         if size % OFFSET_ENTRY.size or times_size % TIME_ENTRY.size:
@@ -264,9 +264,9 @@ def is_plausible(files: Files, stem: str, log_bytes: int) -> bool:
         if not size:
             return True
         file = files.open(stem + ".index", create=False)
-    except FileNotFoundError:
+        try:
+            return bool(OFFSET_ENTRY.unpack(file.pread(OFFSET_ENTRY.size, size - OFFSET_ENTRY.size))[1] < log_bytes)
+        finally:
+            file.close()
+    except OSError:
         return False
-    try:
-        return bool(OFFSET_ENTRY.unpack(file.pread(OFFSET_ENTRY.size, size - OFFSET_ENTRY.size))[1] < log_bytes)
-    finally:
-        file.close()

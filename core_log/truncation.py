@@ -202,7 +202,7 @@ def _find(log: PartitionLog, keep: Segment, end_offset: int) -> Cut:
     files = log.files
     if keep.missing:
         return Cut(keep, SegmentIndex(), 0, keep.base_offset, NO_TIMESTAMP_MS, 0)
-    full = keep.index or SegmentIndex.of_closed(files, keep.stem)
+    full = keep.index or keep.by_index(files, lambda: SegmentIndex.of_closed(files, keep.stem), SegmentIndex())
     # From the entry before the last one that is sure to stay: what is before that, an entry says the largest time of.
     at = bisect_left(full.offsets, end_offset - keep.base_offset) - 2
     position = full.positions[at] if at >= 0 else 0

@@ -1,7 +1,8 @@
-"""Indexes of segments in which bits have flipped: what they are about is whole, and all of it is read."""
+"""Indexes of segments that are damaged or gone: what they are about is whole, and all of it is read."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from core_log.batch_header import parse_header
 from core_log.file_range import find_range
-from core_log.files import OsFiles
+from core_log.files import FaultyFiles, OsFiles
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
 from core_log.record_reader import KnownPlaces, read_records
@@ -38,6 +39,15 @@ def flip(place: int, bit: int) -> Callable[[bytearray, int], object]:
     return one
 
 
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+def unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGE: dict[str, Damage] = {
     "a smaller offset": each(lambda index, at: index.__setitem__(slice(at, at + 4), bytes(4))),
     "an offset near by": each(flip(3, 2)),
@@ -50,7 +60,7 @@ DAMAGE: dict[str, Damage] = {
 }
 
 
-@pytest.fixture(params=DAMAGE)
+@pytest.fixture(params=[*DAMAGE, gone, unreadable])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> PartitionLog:
     """A log of some segments, the indexes of which were damaged while nobody looked."""
     log = open_log(OsFiles(tmp_path), CONFIG)
@@ -60,6 +70,9 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> PartitionLog:
     assert len(log.segments) > 2
     for segment in log.segments[:-1]:
         path = tmp_path / f"{segment.stem}.index"
+        if callable(request.param):
+            request.param(path)
+            continue
         content = bytearray(path.read_bytes())
         DAMAGE[request.param](content)
         path.write_bytes(content)
@@ -89,4 +102,25 @@ def test_a_piece_of_a_file_begins_with_what_it_is_for(log: PartitionLog) -> None
         begins = {at: parse_header(one.read()).base_offset for at, one in enumerate(found) if one is not None}
         assert begins
         assert all(at == base_offset for at, base_offset in begins.items())
+    log.close()
+
+
+def test_a_start_makes_one_anew_that_cannot_be_read(tmp_path: Path) -> None:
+    log = open_log(OsFiles(tmp_path), CONFIG)
+    for number in range(COUNT):
+        log.append(make_batch([b"%d " % number + bytes(3000)]))
+    flush(log)
+    log.close()
+    path = f"{log.segments[0].stem}.index"
+    content = (tmp_path / path).read_bytes()
+    files = FaultyFiles(OsFiles(tmp_path))
+
+    def refuse(operation: str, of: str) -> None:
+        if operation == "read" and of == path:
+            raise OSError(errno.EIO, "a bad sector", of)
+
+    files.hook = refuse
+    log = open_log(files, CONFIG)
+    assert not log.damaged
+    assert (tmp_path / path).read_bytes() == content
     log.close()

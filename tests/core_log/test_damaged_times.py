@@ -1,4 +1,4 @@
-"""Time indexes of segments in which bits have flipped: no record is missed by its time, and none is dropped early."""
+"""Time indexes of segments that are damaged or gone: no record is missed by its time, and none is dropped early."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def flip(place: int, bit: int, *, step: int = 3) -> Callable[[bytearray], None]:
     return damage
 
 
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+def unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGE: dict[str, Callable[[bytearray], None]] = {
     "another year": flip(2, 1),
     "another hour": flip(5, 64),
@@ -36,11 +45,12 @@ DAMAGE: dict[str, Callable[[bytearray], None]] = {
     "an offset near by": flip(11, 1),
     "an offset far away": flip(9, 4),
     "all of them": flip(6, 16, step=1),
+    "nothing": bytearray.clear,
     "zeros": lambda index: index.__setitem__(slice(0, len(index)), bytes(len(index))),
 }
 
 
-@pytest.fixture(params=DAMAGE)
+@pytest.fixture(params=[*DAMAGE, gone, unreadable])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> PartitionLog:
     """A log of some segments, the time indexes of which were damaged while nobody looked."""
     log = open_log(OsFiles(tmp_path), CONFIG)
@@ -53,6 +63,9 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> PartitionLog:
     assert len(log.segments) > 4
     for segment in log.segments[:-1]:
         path = tmp_path / f"{segment.stem}.timeindex"
+        if callable(request.param):
+            request.param(path)
+            continue
         content = bytearray(path.read_bytes())
         DAMAGE[request.param](content)
         path.write_bytes(content)
