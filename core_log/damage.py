@@ -24,7 +24,7 @@ from crc32c import crc32c
 from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, parse_header
 from core_log.errors import CorruptBatch
 from core_log.files import Files, free_name, read_file
-from core_log.flush_job import RecoveryPoint, load_log_start
+from core_log.flush_job import RecoveryPoint, emptied, load_log_start
 from core_log.segment import RELATIVE_OFFSET_MAX, check_batch
 from core_log.segment_names import SegmentName
 
@@ -63,6 +63,8 @@ def find_damage(files: Files, directory: str) -> Damage | None:
     if point is not None and point.position and point.segment_base not in bases:
         path = f"{directory}/{SegmentName(point.segment_base)}.log"
         return Damage(path, 0, "it is missing", _count(files, directory, bases))
+    for name in emptied(files, directory, map(SegmentName, bases), point):
+        return Damage(f"{directory}/{name}.log", 0, "it is empty", _count(files, directory, bases))
     for base in point.missing([SegmentName(base) for base in bases], start) if point is not None else ():
         return Damage(f"{directory}/{SegmentName(base)}.log", 0, "it is missing", _count(files, directory, bases))
     for index, base in enumerate(bases):

@@ -58,7 +58,8 @@ class RecoveryPoint(NamedTuple):
     `position` is in the segment that begins with `segment_base`, `next_offset` the log end offset at that position; the
     rest is the segment's state there. A segment that begins with `early` was begun before the one before it was synced.
     In an older one `max_timestamp_last` is that of the last batch, before which nothing has a larger timestamp either.
-    With `closed`, which an older one does not have, it says where the segments before that one begin.
+    With `closed`, which an older one does not have, it says where the segments before that one begin, none of which
+    is empty.
     """
 
     segment_base: int
@@ -132,9 +133,25 @@ class RecoveryPoint(NamedTuple):
         ]
 
 
+def emptied(
+    files: Files, directory: str, names: Iterable[SegmentName], point: RecoveryPoint | None
+) -> list[SegmentName]:
+    """Those of some segments that are empty, and were not when the recovery point was written. Raises OSError."""
+    closed = frozenset((point.closed if point is not None else None) or ())
+    return [
+        name
+        for name in names
+        if not name.generation and name.base_offset in closed and not files.size(f"{directory}/{name}.log")
+    ]
+
+
 def bases_before(segments: Iterable[Segment], offset: int) -> tuple[int, ...]:
-    """Where those of some segments begin that begin before an offset."""
-    return tuple(segment.base_offset for segment in segments if segment.base_offset < offset)
+    """Where those of some segments begin that begin before an offset, but for those that never had anything in them."""
+    return tuple(
+        segment.base_offset
+        for segment in segments
+        if segment.base_offset < offset and (segment.size or segment.missing)
+    )
 
 
 def save_log_start(files: Files, directory: str, offset: int) -> None:

@@ -18,8 +18,8 @@
 6. Bytes that had been synced and are missing are `damage`: of a clean stop, below the recovery point, at the log start.
    What is found is used all the same; a replica knows then that it may lack what it had promised to keep. Whoever has
    to know of it after this start, too, is told (`on_damage`) before anything is written that makes it look well. A
-   segment that is gone from between others, which the recovery point names, stays in the log as `missing`: its readers
-   are told, and so the next start misses it, too.
+   segment that is gone from between others, which the recovery point names, or of which an empty file is left, stays in
+   the log as `missing`: its readers are told, and so the next start misses it, too.
 7. Segments below the saved log start are left-overs of an interrupted deletion and go, and so do those that a compacted
    one stands for (`segment_names.py`). A compacted segment is never the active one: its end is in its name, since the
    last batches before that may be gone.
@@ -38,7 +38,7 @@ from core_log.checkpoint import TEMPORARY_SUFFIX
 from core_log.damage import keep_damaged
 from core_log.errors import CorruptBatch
 from core_log.files import Files
-from core_log.flush_job import RecoveryPoint, load_epochs, load_log_start
+from core_log.flush_job import RecoveryPoint, emptied, load_epochs, load_log_start
 from core_log.log_config import LogConfig
 from core_log.replication.epochs import NOT_CLEAN, LeaderEpochs
 from core_log.room_ahead import is_room
@@ -79,7 +79,7 @@ def recover(
     files.make_directory(directory)
     log_start = load_log_start(files, directory)
     point = RecoveryPoint.load(files, directory)
-    names = _segment_names(files, directory, log_start)
+    names = _segment_names(files, directory, log_start, point)
     bases = [name.base_offset for name in names]
     trusted_below = point.segment_base if point else -1
     segments: list[Segment] = []
@@ -235,8 +235,8 @@ def _with_missing(
     return sorted(found, key=attrgetter("base_offset"))
 
 
-def _segment_names(files: Files, directory: str, log_start: int) -> list[SegmentName]:
-    """The segments in order; what is left over of others goes."""
+def _segment_names(files: Files, directory: str, log_start: int, point: RecoveryPoint | None) -> list[SegmentName]:
+    """The segments in order; what is left over of others goes, and so does the empty file of one that had something."""
     listed = files.list(directory)
     names, left_over = effective(listed)
     stems = {str(name) for name in names}
@@ -248,6 +248,11 @@ def _segment_names(files: Files, directory: str, log_start: int) -> list[Segment
             files.remove(f"{directory}/{file_name}")
     while len(names) > 1 and names[1].base_offset <= log_start:
         Segment(directory, names.pop(0), 0, None).remove(files)
+    for name in emptied(files, directory, names, point):
+        segment = Segment(directory, name, 0, None)
+        logger.error("%s is empty, and was not", segment.log_path)
+        segment.remove(files)
+        names.remove(name)
     return names
 
 

@@ -37,6 +37,13 @@ def remove(log: PartitionLog, files: MemoryFiles, at: int) -> str:
     return path
 
 
+def empty(log: PartitionLog, files: MemoryFiles, at: int) -> str:
+    """The same, of what was cut to nothing."""
+    path = log.segments[at].log_path
+    files.open(path).truncate(0)
+    return path
+
+
 def stopped(log: PartitionLog) -> None:
     log.close()
 
@@ -45,13 +52,16 @@ def killed(log: PartitionLog) -> None:
     """Nothing."""
 
 
+@pytest.mark.parametrize("lose", [remove, empty])
 @pytest.mark.parametrize("stop", [stopped, killed])
-def test_it_is_missed_by_each_start_and_by_its_readers(stop: Callable[[PartitionLog], None]) -> None:
+def test_it_is_missed_by_each_start_and_by_its_readers(
+    stop: Callable[[PartitionLog], None], lose: Callable[[PartitionLog, MemoryFiles, int], str]
+) -> None:
     files = MemoryFiles()
     log = a_log(files)
     stop(log)
-    path = remove(log, files, 4)
-    assert "missing" in str(find_damage(files, DIRECTORY))
+    path = lose(log, files, 4)
+    assert ("missing" if lose is remove else "it is empty") in str(find_damage(files, DIRECTORY))
     for _ in range(2):
         log = open_log(files, CONFIG)
         assert log.damaged
@@ -134,3 +144,17 @@ def test_a_directory_of_before_misses_nothing() -> None:
     log.close()
     remove(log, files, 4)
     assert open_log(files, CONFIG).damaged, "from then on it does"
+
+
+def test_one_that_never_had_anything_in_it_is_not_missed() -> None:
+    files = MemoryFiles()
+    log = a_log(files)
+    replica = ReplicaLog.open_replica(files, "replica", CONFIG, log._flusher, wall_clock_ms=lambda: 0)
+    replica.skip_to(500)
+    replica.append_replica(make_batch([b"x"], base_offset=500))
+    flush(replica)
+    replica.close()
+    assert files.size("replica/00000000000000000000.log") == 0
+    replica = ReplicaLog.open_replica(files, "replica", CONFIG, log._flusher, wall_clock_ms=lambda: 0)
+    assert not replica.damaged
+    assert replica.log_end_offset == 501
