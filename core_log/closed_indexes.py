@@ -45,7 +45,7 @@ class ClosedIndexes:
                 return None
         index = entries_of(files, segment)
         with self._lock:
-            if segment not in self._known:
+            if segment not in self._known and index.offsets:  # without any the disk may have refused them
                 self._known[segment] = (index, time.monotonic())
                 self._bytes += index.bytes
         return index

@@ -108,7 +108,9 @@ def _extents_in(log: PartitionLog, segment: Segment, file: Readable, known: Know
             raise NotInMemory
         if len(known.indexes) >= _INDEXES_MAX:
             known.indexes.clear()
-        index = known.indexes[segment.stem] = entries_of(log.files, segment)
+        index = entries_of(log.files, segment)
+        if index.offsets:  # without any the disk may have refused them
+            known.indexes[segment.stem] = index
     places, count, entry_of = index.positions, len(index.offsets), index.entry_of
     base, end, first_of = segment.base_offset, segment.written_bytes, segment.first_of(file)
 
