@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,15 +15,27 @@ if TYPE_CHECKING:
     from core_log.readable_log import ReadableLog
 
 
+logger = logging.getLogger(__name__)
+
+_SAID_AGAIN_S = 30.0
+
+
 @contextmanager
 def noticing(log: ReadableLog) -> Iterator[None]:
-    """Note what is found damaged, or gone, unless the log was cut or closed meanwhile."""
+    """Note what is found damaged, or gone, unless the log was cut or closed meanwhile. That the disk refuses is said
+    now and then: readers try again and again, each of them.
+    """
     cuts = log.cuts
     try:
         yield
     except (CorruptBatch, FileNotFoundError):
         if not (log.closed or log.truncating) and log.cuts == cuts:
             log.unreadable = True
+        raise
+    except OSError as error:
+        if time.monotonic() >= log.refusal_said_s + _SAID_AGAIN_S:
+            log.refusal_said_s = time.monotonic()
+            logger.warning("cannot read %s now: %s", log.directory, error)
         raise
 
 

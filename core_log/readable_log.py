@@ -5,6 +5,7 @@ Offsets may have gaps. Where it says `before` or `end`, the offset itself is exc
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import attrgetter
@@ -43,6 +44,8 @@ class ReadableLog:
     cuts: int
     unreadable = False
     """A read found something else in its files than what was written, or nothing."""
+    refusal_said_s = -math.inf
+    """When the log said last that the disk refuses to read it; by `monotonic`."""
     may_hand_over: Callable[[], bool] | None = None
     """Whether this broker leads it and somebody else could."""
     is_led: Callable[[], bool] | None = None

@@ -250,9 +250,9 @@ class PartitionReader:
                     continue
                 error = Damaged(str(problem), await self._behind(log, offset, limit))
                 break
-            except (OSError, StorageUnavailable) as problem:
-                # Not lost: the disk may recover, as it may for writes.
-                await self._refused(log, offset, problem)
+            except (OSError, StorageUnavailable):
+                # Not lost: the disk may recover, as it may for writes. The log says it, where it is led.
+                await trio.sleep(pause_s)
         for done in self._loading.pop(offset):
             done(error)
         self._host.turn()
@@ -275,13 +275,9 @@ class PartitionReader:
         while not self._closed:
             try:
                 return await in_thread(lambda: readable_behind(log, offset, limit))
-            except OSError as problem:
-                await self._refused(log, offset, problem)
+            except OSError:
+                await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
         return limit
-
-    async def _refused(self, log: PartitionLog, offset: int, problem: Exception) -> None:
-        logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, problem)
-        await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
 
 
 def _visible(log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from core_log import cold_reader, key_index
 from core_log.batch_header import CRC_START, HEADER_BYTES
 from core_log.containing import LOOKED_BYTES_MAX, key_strings
 from core_log.errors import CorruptBatch
-from core_log.files import MemoryFiles
+from core_log.files import FaultyFiles, MemoryFiles
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
@@ -128,3 +129,17 @@ def test_a_batch_behind_the_end_of_the_log_is_damaged(place: int) -> None:
     with pytest.raises(CorruptBatch, match="in another segment than theirs"):
         log.read_blocking(offset, 1 << 20)
     assert log.unreadable
+
+
+def test_that_the_disk_refuses_is_said_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """By the log: of those who read it some try again each half second, others leave it to their clients."""
+    log = filled()
+    log.files = FaultyFiles(log.files)
+    log.files.failing["read"] = errno.EIO
+    for lines in (1, 2):
+        for offset in range(0, COUNT, 10):
+            with pytest.raises(OSError, match="error"):
+                log.read_blocking(offset, 1)
+        assert sum(record.message.startswith("cannot read") for record in caplog.records) == lines
+        log.refusal_said_s -= 30
+    assert not log.unreadable

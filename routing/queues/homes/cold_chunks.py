@@ -185,9 +185,8 @@ class ColdChunks:
                         logger.error("cannot read %s at offset %d: %s", log.directory, offset, error)
                     waited = True
                     await trio.sleep(self._config.flush_retry_interval_ms / 1000)
-            except OSError as error:
-                # Not lost: the disk may recover, as it may for writes.
-                logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, error)
+            except OSError:
+                # Not lost: the disk may recover, as it may for writes. The log says it.
                 await trio.sleep(self._config.flush_retry_interval_ms / 1000)
 
     async def _damaged(self, offset: int, error: Exception) -> ColdChunk:
