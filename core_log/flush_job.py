@@ -371,6 +371,7 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
     for other in (*job.written_before, *job.writes):
         if other.segment is segment:
             other.durable = True
+    segment.close_file()  # a job may fill more segments than there are descriptors
 
 
 def _cut_torn_tail(file: File, write: SegmentWrite) -> None:

@@ -108,6 +108,7 @@ def recover(
         trusted_bytes, end, cut, room_bytes, aside = _recover_segment(
             files, segment, synced, config, now_ms, names[at:]
         )
+        segment.close_file()  # of many, or of many logs, and descriptors may be few
         damaged = damaged or bool(synced and segment.size < synced.position)
         scanned_to = end
         next_offset = max(next_offset, end, name.end)
@@ -124,7 +125,6 @@ def recover(
     for segment in segments[:-1]:
         if segment.index is not None:
             _save_closed(files, segment)
-            segment.close_file()
     if scanned:
         files.sync_directory(directory)
     trusted_bytes = _trusted_bytes(files, directory, point, segments, cut=cut)
@@ -145,7 +145,6 @@ def _trusted_bytes(
 ) -> int:
     """How much of the active segment the next start need not scan."""
     active = segments[-1]
-    active.close_file()  # most logs are not written to soon, and descriptors may be few
     trusted_bytes = point.position if point is not None and point.segment_base == active.base_offset else 0
     if cut or trusted_bytes > active.size:
         # What is appended next may grow beyond an old recovery point, which would then point into a batch.

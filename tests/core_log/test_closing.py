@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 from core_log.errors import LogUnavailable
-from core_log.files import FaultyFiles, MemoryFiles
+from core_log.files import FaultyFiles, MemoryFiles, OsFiles
 from core_log.flush_job import RecoveryPoint, execute
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
-from tests.core_log.helpers import DIRECTORY, make_batch, open_log, read_all
+from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log, read_all
 
 NEVER = LogConfig(segment_bytes=400, fsync="never", index_interval_bytes=0)
 """Two batches a segment."""
+OPEN_FILES = "/proc/self/fd"
 
 
 def batch(number: int) -> bytes:
@@ -240,3 +243,30 @@ def test_what_is_tried_again_waits_for_the_full_segment() -> None:
     write(log)
     assert (log.error, log.flushed_offset) == (None, 4)
     assert read_all(open_log(disk.crash())) == rows(4)
+
+
+def test_a_job_that_fills_many_segments_holds_few_files_open() -> None:
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, LogConfig(segment_bytes=400))
+    append(log, 100)
+    held: list[int] = []
+    files.hook = lambda operation, path: held.append(sum(segment.file is not None for segment in log.segments))
+    flush(log)
+    assert len(log.segments) == 50
+    assert log.committed_offset == 100
+    assert max(held) <= 2
+    log.close()
+
+
+@pytest.mark.skipif(not os.path.isdir(OPEN_FILES), reason="nobody says which files are open")
+def test_a_start_that_looks_through_many_segments_holds_few_files_open(tmp_path: Path) -> None:
+    files = FaultyFiles(OsFiles(tmp_path))
+    log = open_log(files, LogConfig(segment_bytes=400))
+    append(log, 100)
+    flush(log)
+    log.close()
+    files.remove(f"{DIRECTORY}/recovery-point")
+    before, held = len(os.listdir(OPEN_FILES)), list[int]()
+    files.hook = lambda operation, path: held.append(len(os.listdir(OPEN_FILES)))
+    assert len(open_log(files, LogConfig(segment_bytes=400)).segments) == 50
+    assert max(held) <= before + 3
