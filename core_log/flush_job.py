@@ -58,8 +58,9 @@ class RecoveryPoint(NamedTuple):
     `position` is in the segment that begins with `segment_base`, `next_offset` the log end offset at that position; the
     rest is the segment's state there. A segment that begins with `early` was begun before the one before it was synced.
     In an older one `max_timestamp_last` is that of the last batch, before which nothing has a larger timestamp either.
-    With `closed`, which an older one does not have, it says where the segments before that one begin, none of which
-    is empty.
+    With `closed`, which an older one does not have, it says where the segments before that one begin, and with
+    `none_empty`, which an older one that has it lacks, that these are not those which never had anything in them. In
+    the file the first of them stands there twice then.
     """
 
     segment_base: int
@@ -72,10 +73,13 @@ class RecoveryPoint(NamedTuple):
     early: int = -1
     max_timestamp_last: int = 0
     closed: tuple[int, ...] | None = None
+    none_empty: bool = True
 
     def save(self, files: Files, directory: str, *, sync_name: bool = False) -> None:
         """Raises OSError. Without `sync_name` a crash may bring back an older one, which costs time, not safety."""
-        *fields, closed = self
+        *fields, closed, none_empty = self
+        if closed and none_empty:
+            closed = *closed[:1], *closed
         listed = () if closed is None else (len(closed), *closed)
         content = b"".join(map(_FIELD.pack, (*fields, *listed)))
         checkpoint.save(files, f"{directory}/recovery-point", content, sync_name=sync_name)
@@ -112,7 +116,9 @@ class RecoveryPoint(NamedTuple):
         fields = [field for (field,) in _FIELD.iter_unpack(data)]
         closed = fields[_POINT_FIELDS + 1 :]
         if fields[_POINT_FIELDS:] and fields[_POINT_FIELDS] == len(closed):
-            return cls(*fields[:_POINT_FIELDS])._replace(closed=tuple(closed))
+            twice = closed[:1] == closed[1:2] != []
+            found = cls(*fields[:_POINT_FIELDS])
+            return found._replace(closed=tuple(closed[twice:]), none_empty=twice or not closed)
         if len(fields) == _POINT_FIELDS:
             return cls(*fields)
         if len(fields) not in (_POINT_FIELDS - 2, _POINT_FIELDS - 1):
@@ -137,7 +143,7 @@ def emptied(
     files: Files, directory: str, names: Iterable[SegmentName], point: RecoveryPoint | None
 ) -> list[SegmentName]:
     """Those of some segments that are empty, and were not when the recovery point was written. Raises OSError."""
-    closed = frozenset((point.closed if point is not None else None) or ())
+    closed = frozenset((point.closed if point is not None and point.none_empty else None) or ())
     return [
         name
         for name in names

@@ -158,3 +158,20 @@ def test_one_that_never_had_anything_in_it_is_not_missed() -> None:
     replica = ReplicaLog.open_replica(files, "replica", CONFIG, log._flusher, wall_clock_ms=lambda: 0)
     assert not replica.damaged
     assert replica.log_end_offset == 501
+
+
+def test_what_a_version_before_says_of_those_that_never_had_anything_in_them_means_nothing() -> None:
+    """It named them as well: a replica that was never damaged would not have been in sync, and said so for ever."""
+    files = MemoryFiles()
+    log = a_log(files)
+    log.close()
+    point = RecoveryPoint.load(files, DIRECTORY)
+    assert point is not None
+    assert point.closed
+    assert point.none_empty
+    for none_empty in (False, True):
+        point._replace(none_empty=none_empty).save(files, DIRECTORY)
+        assert RecoveryPoint.load(files, DIRECTORY) == point._replace(none_empty=none_empty)
+        empty(log, files, 4)
+        assert (find_damage(files, DIRECTORY) is not None) is none_empty
+    assert open_log(files, CONFIG).damaged
