@@ -17,9 +17,9 @@ from typing import Protocol
 
 import trio
 
-from core_log.errors import LogUnavailable, MetadataUnavailable
+from core_log.errors import BatchTooLarge, LogUnavailable, MetadataUnavailable
 from core_log.partition_log import PartitionLog
-from routing.errors import StorageUnavailable
+from routing.errors import LimitExceeded, StorageUnavailable
 
 Done = Callable[[StorageUnavailable | None], None]
 
@@ -58,9 +58,11 @@ def storage_error(log: Refusing) -> StorageUnavailable:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Make a refusing log, or metadata store, the client's StorageUnavailable."""
+    """Make of a refusing log, or metadata store, StorageUnavailable, and of what it never takes LimitExceeded."""
     try:
         yield
+    except BatchTooLarge as error:
+        raise LimitExceeded(str(error)) from error
     except (LogUnavailable, MetadataUnavailable, OSError) as error:
         raise StorageUnavailable(str(error)) from error
 

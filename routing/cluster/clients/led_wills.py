@@ -31,6 +31,7 @@ _POSITION = b"p\0"
 _PUBLISHERS = 0xFFFF0000
 """Publishers that are no queues: one for each leadership."""
 _RETRY_S = 0.5
+_FORGOTTEN_AFTER_S = 3600.0
 
 
 class LedWills(Wills):
@@ -46,6 +47,8 @@ class LedWills(Wills):
             for key, value in store.items()
             if key.startswith(_POSITION)
         }
+        self._absent_s: dict[int, float] = {}
+        """Since when processes are not there that have said something."""
         super().__init__(broker, store, keeping.retained, grace_ms)
         broker.spawn(self._release_former)
 
@@ -132,11 +135,15 @@ class LedWills(Wills):
                 self._wait(key, due_ms)
 
     def forget_processes(self, there: Sequence[int]) -> None:
-        """Only these say anything yet."""
-        gone = [process for process in self._positions if process not in there]
-        for process in gone:
-            self._put(_POSITION + process.to_bytes(8, "big"), None)
-            del self._positions[process]
+        """Only these say anything yet; but one that was away for its lease may go on with what it said before."""
+        now_s = trio.current_time()
+        self._absent_s = {
+            process: self._absent_s.get(process, now_s) for process in self._positions if process not in there
+        }
+        for process, since_s in self._absent_s.items():
+            if now_s >= since_s + _FORGOTTEN_AFTER_S:
+                self._put(_POSITION + process.to_bytes(8, "big"), None)
+                del self._positions[process]
 
     # --- publishing ----------------------------------------------------------------------
 
