@@ -14,7 +14,7 @@ from millrace import Client, Consumer, LinkConfig, MillraceError, OffsetOutOfRan
 from protocols.native import adapter, wire, wire_groups
 from protocols.native.adapter_groups import GroupDoor
 from protocols.native.clients.group_bytes import Partition
-from protocols.native.errors import FencedInstance, NotAMember
+from protocols.native.errors import ConnectionLost, FencedInstance, NotAMember
 from routing.config import BrokerConfig
 from routing.groups.errors import NotCoordinator
 from routing.topics.offset_store import Committed
@@ -82,8 +82,11 @@ class Reading:
 
     async def run(self) -> None:
         with self.scope:
-            while True:
-                self.values += [record.value for record in await self.consumer.poll(50)]
+            try:
+                while True:
+                    self.values += [record.value for record in await self.consumer.poll(50)]
+            except ConnectionLost:
+                assert self.scope.cancel_called, "its block has ended before it noticed"
 
 
 async def read_on(consumer: Consumer) -> None:
