@@ -9,9 +9,12 @@ import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Slab
+from routing.queues.fact_columns import BLOCK_BITS
 from routing.queues.homes.reclaim import shed
 from routing.queues.homes.replay import checkpoint_path
-from tests.routing.harness import TRANSIENT, engine, killed
+from routing.queues.homes.standby import Standby
+from routing.queues.packed_ranges import unpack
+from tests.routing.harness import TRANSIENT, Engine, engine, killed
 from tests.routing.test_storage import log_bytes
 
 
@@ -310,3 +313,49 @@ async def test_settlements_wait_for_company_but_not_for_long() -> None:
         assert await running.drain("q") == [(str(number), True) for number in range(50, 100)]
     async with engine(files) as running:
         assert await running.drain("q") == [("takes it along", True)]
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["settled", "deleted"])
+@pytest.mark.parametrize("again", [False, True], ids=["running", "started-again"])
+async def test_the_log_defines_all_sets_that_it_names(gone: bool, again: bool) -> None:
+    """Else a new replica takes nothing from its standby to the last, as a definition might still come, and a start says
+    that messages are lost.
+    """
+    files = MemoryFiles()
+    config = {"stripes": 1, "queue_segment_bytes": 1_000_000, "checkpoint_interval_bytes": 1 << 30}
+    async with engine(files, **config) as running:
+        for name in ("brief", "kept"):
+            await running.queue(name)
+        client = running.client()
+        await client.consume("brief", no_ack=True)
+        for _ in range(30):
+            client.publish("brief", "x" * 40_000)
+            await running.synced()
+        # up to the end of a block, which is what is looked at as a whole
+        client.publish("brief", *[0] * (-running.home("brief").next_offset % (1 << BLOCK_BITS) - 1))
+        await running.synced()
+        await client.publish_safely("kept", "first live")
+        await client.publish_safely("kept", "y" * 600_000)
+        if gone:
+            await running.broker.delete_queue("brief")
+        found = killed(files) if again else files
+        if not again:
+            await shortened(running)
+    if again:
+        async with engine(found, **config) as running:
+            await shortened(running)
+
+
+async def shortened(running: Engine) -> None:
+    """The start of the log has gone, and each set that what is left names is defined there."""
+    home = running.home("kept")
+    (queue,) = (one for one in home.queues.values() if one.name == "kept")
+    for _ in range(3):
+        home.delete_dead_prefix()
+        await running.synced()
+    standby = Standby(home.log.log_start_offset)
+    assert standby.offset > 0
+    standby.read(home.log, home.log.log_end_offset)
+    assert standby.is_defined
+    standby.fold(home.queues, home.log.log_start_offset)
+    assert sum(count for _, count in unpack(standby.live[queue.id])) == running.count("kept")

@@ -100,7 +100,7 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
         state: dict[str, Any] = msgpack.unpackb(content, strict_map_key=False)
         standby = Standby(state["offset"])
         standby.next_set_id = state["next_set_id"]
-        standby.sets = {set_id: (tuple(ids), 0) for set_id, ids in state["sets"].items()}
+        standby.sets = {set_id: (tuple(ids), 0 if ids else standby.offset) for set_id, ids in state["sets"].items()}
         read = from_bytes if state.get("version") else _listed
         queues = {}
         for queue_id, (ready, returned, before) in state["queues"].items():

@@ -35,26 +35,29 @@ def delete_dead_prefix(partition: QueuePartition) -> None:
         partition.checkpoint_wanted = log.segments[1].base_offset > before
     if log.segments[1].base_offset > before:
         return
+    said = _carry_views(partition, log.segments[1].base_offset) if partition.durable else []
+    # Whole segments go, and what stays begins with one: with a batch, and with the directory that speaks of it.
+    start = max(segment.base_offset for segment in log.segments if segment.base_offset <= min([before, *said]))
     if partition.durable:
-        _carry_definitions(partition, before)
-        said = _carry_views(partition, log.segments[1].base_offset)
-        needed = [definition.offset for definition in partition.sets.definitions.values()] + said
+        needed = _carry_definitions(partition, start) + said
         if any(offset >= log.committed_offset for offset in needed):
             log.request_sync()
             return
-        before = min([before, *said])
-    # Whole segments go, and what stays begins with one: with a batch, and with the directory that speaks of it.
-    log.delete_prefix(max(segment.base_offset for segment in log.segments if segment.base_offset <= before))
-
-
-def _carry_definitions(partition: QueuePartition, before: int) -> None:
-    """Write again what is defined below an offset and still named behind it; forget what is not."""
+    log.delete_prefix(start)
     for definition in list(partition.sets.definitions.values()):
-        gone = not any(queue_id in partition.queues for queue_id in definition.queue_ids)
-        if gone or definition.used_before <= before:
+        if definition.used_before <= start:
             partition.sets.forget(definition)
-        elif definition.offset < before:
+
+
+def _carry_definitions(partition: QueuePartition, start: int) -> list[int]:
+    """Write again what is defined before the log's next start and named behind it, be it by messages that are settled,
+    or whose queues have gone: who reads the log waits for all of it. Returns where all that is named is defined.
+    """
+    named = [one for one in partition.sets.definitions.values() if one.used_before > start]
+    for definition in named:
+        if definition.offset < start:
             partition.define(definition)
+    return [definition.offset for definition in named]
 
 
 def _carry_views(partition: QueuePartition, before: int) -> list[int]:

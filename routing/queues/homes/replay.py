@@ -88,8 +88,8 @@ def filling(
     partition.moves.take(standby.moves)
     partition.numbers = standby.numbers
     for set_id, (queue_ids, offset) in standby.sets.items():
-        if any(queue_id in partition.queues for queue_id in queue_ids):
-            partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
+        # Without queues it is not known where the log defines it (`Standby.sets`), but at its start at the latest.
+        partition.sets.adopt(Definition(set_id, queue_ids, offset if queue_ids else 0, log.log_end_offset))
     picked = PickedFacts(partition.facts)
     for queue in list(partition.queues.values()):
         entry = entry_of(queue)
