@@ -53,11 +53,15 @@ Source = Mapping[str, Any]
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+/?", re.IGNORECASE)
 _ORDERED = (
+    ("engine.auto_create_partitions", "engine.partitions_max"),
+    ("engine.consumer_heartbeat_interval_ms", "engine.consumer_session_timeout_ms"),
     ("engine.group_session_timeout_ms_min", "engine.group_session_timeout_ms_max"),
     ("peer.heartbeat_ms", "peer.silence_ms_max"),
     ("peer.redial_ms_min", "peer.redial_ms_max"),
 )
 """Settings of which the first may not be more than the second."""
+_IN_FRAMES = ("engine.message_bytes_max", "engine.transaction_bytes_max")
+"""What is larger than a frame from another broker never reaches a replica, nor does what comes behind it."""
 
 
 PathText = Annotated[str, Meta(pattern=r"^[^\0]*$")]
@@ -332,7 +336,8 @@ def load_config(
     check_cluster(config.cluster)
     check_origins("websocket.origins", config.websocket.origins)
     check_origins("http.origins", config.http.origins)
-    for low, high in _ORDERED:
+    in_frames = [(name, "peer.frame_bytes_max") for name in _IN_FRAMES if config.cluster.name]
+    for low, high in (*_ORDERED, *in_frames):
         least, most = (attrgetter(name)(config) for name in (low, high))
         if least > most:
             raise ConfigError(f"{low}: {least} is more than {high}, {most}")

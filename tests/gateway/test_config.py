@@ -206,6 +206,9 @@ def test_every_number_has_a_range_and_what_is_outside_is_refused_by_name(tmp_pat
         load(tmp_path, "", variable)
 
 
+MEMBER = '[cluster]\nname = "tests"\nbroker_id = 1\netcd = "127.0.0.1:2379"\n'
+
+
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
@@ -215,12 +218,29 @@ def test_every_number_has_a_range_and_what_is_outside_is_refused_by_name(tmp_pat
         ),
         ("[peer]\nredial_ms_max = 10", "peer.redial_ms_min: 50 is more than peer.redial_ms_max, 10"),
         ("[peer]\nheartbeat_ms = 5000", "peer.heartbeat_ms: 5000 is more than peer.silence_ms_max, 1600"),
+        (
+            "[engine]\npartitions_max = 2\nauto_create_partitions = 3",
+            "engine.auto_create_partitions: 3 is more than engine.partitions_max, 2",
+        ),
+        (
+            "[engine]\nconsumer_session_timeout_ms = 3000",
+            "engine.consumer_heartbeat_interval_ms: 5000 is more than engine.consumer_session_timeout_ms, 3000",
+        ),
+        (
+            f"{MEMBER}[engine]\nmessage_bytes_max = 400000000",
+            "engine.message_bytes_max: 400000000 is more than peer.frame_bytes_max, 301989888",
+        ),
+        (
+            f"{MEMBER}[peer]\nframe_bytes_max = 200000000",
+            "engine.transaction_bytes_max: 268435456 is more than peer.frame_bytes_max, 200000000",
+        ),
     ],
 )
 def test_the_least_is_not_more_than_the_most(tmp_path: Path, toml: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, toml)
     assert str(error.value) == message
+    load(tmp_path, "[peer]\nframe_bytes_max = 200000000")  # nobody has replicas
 
 
 def test_every_limit_has_a_unit_and_every_setting_a_variable_of_its_own() -> None:
