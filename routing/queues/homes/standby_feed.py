@@ -116,7 +116,12 @@ class StandbyFeed:
         log, standby = self._log, self.standby
         while not log.truncating and standby.offset < log.high_watermark:
             standby.offset = max(standby.offset, log.log_start_offset)
-            await self._advance(log.high_watermark)
+            try:
+                await self._advance(log.high_watermark)
+            except OffsetOutOfRange:
+                if log.log_start_offset <= standby.offset:
+                    raise
+                continue  # it has gone since, as no queue needs it
             if standby.unfolded > _UNFOLDED_MAX and standby.is_defined:
                 await self._fold(Known(None))
         if self._unsaved_bytes >= self._checkpoint_interval_bytes and standby.is_whole and standby.is_defined:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -13,7 +14,9 @@ from core_log.log_config import LogConfig
 from core_log.log_flusher import LogFlusher
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.replica_log import ReplicaLog
+from core_log.threads import in_thread
 from routing.cluster.trash import put_aside
+from routing.queues.homes import standby_feed
 from routing.queues.homes.standby_feed import Known, StandbyFeed
 from routing.queues.packed_ranges import unpack
 from routing.session import Outcome
@@ -169,3 +172,32 @@ async def test_a_standby_whose_replica_is_moved_away_says_nothing(caplog: pytest
         await trio.sleep(0.1)
         await feed.stop()
     assert caplog.messages == []
+
+
+async def test_a_standby_goes_on_where_the_log_begins_by_the_time_that_it_reads(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = MemoryFiles()
+    await filled(files, queue_segment_bytes=20_000)
+    files.remove("queues/0/checkpoint")
+    log = ReplicaLog.open_replica(files, "queues/0", LogConfig(), LogFlusher(), wall_clock_ms=lambda: 0)
+    log.high_watermark = end = log.log_end_offset
+
+    async def known() -> Known:
+        return Known(None)
+
+    async def behind(work: Callable[..., object], *arguments: object) -> object:
+        if log.log_start_offset == 0 and not arguments[1:]:
+            log.delete_prefix(end // 2)
+        return await in_thread(work, *arguments)
+
+    monkeypatch.setattr(standby_feed, "in_thread", behind)
+    feed = StandbyFeed(files, log, checkpoint_interval_bytes=1 << 30, save=lambda log, content: None, known=known)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.run)
+        with trio.fail_after(5):
+            while feed.standby.offset < end and not caplog.messages:
+                await trio.sleep(0.001)
+        await feed.stop()
+    assert caplog.messages == []
+    assert log.log_start_offset == end // 2
