@@ -155,7 +155,7 @@ class Fetcher(Service):
         self._next = 0
         self._current: _Fetched | None = None
         self._waiting = False
-        """Somebody asks for records."""
+        """Somebody asks for records, and there are none."""
         self._between: Callable[[], Awaitable[None]] | None = None
         """What a member of a group does between batches, while nobody has records under way."""
 
@@ -212,29 +212,29 @@ class Fetcher(Service):
     async def _advance(self, until: float = math.inf) -> bool:
         """Wait for the next batch that holds records, and make it the current one; False when there is none by then."""
         await trio.lowlevel.checkpoint()
-        self._waiting = True
-        try:
-            while True:
-                if self._between is not None:
-                    await self._between()
-                if self._nowhere:
-                    raise _no_committed_offset(sorted(self._nowhere))
-                if self._next < len(self._records) or self._decode_next():  # another task may wait as well
-                    return True
-                if self._failure is not None:
-                    failure, self._failure = self._failure, None
-                    self._look_again()
-                    raise failure
-                broken = self._leaders.failure
-                if broken is not None:
-                    raise broken
-                self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
+        while True:
+            if self._between is not None:
+                await self._between()
+            if self._nowhere:
+                raise _no_committed_offset(sorted(self._nowhere))
+            if self._next < len(self._records) or self._decode_next():  # another task may wait as well
+                return True
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                self._look_again()
+                raise failure
+            broken = self._leaders.failure
+            if broken is not None:
+                raise broken
+            self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
+            self._waiting = True
+            try:
                 with trio.move_on_at(until) as timer:
                     await self._arrived.wait()
-                if timer.cancelled_caught:
-                    return False
-        finally:
-            self._waiting = False
+            finally:
+                self._waiting = False
+            if timer.cancelled_caught:
+                return False
 
     def _decode_next(self) -> bool:
         """Make the next batch that holds records the current one; False if none is here."""

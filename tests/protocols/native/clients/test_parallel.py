@@ -30,7 +30,7 @@ from millrace import (
 from protocols.native.clients.group_bytes import Partition
 from routing.topics.offset_store import Committed
 from tests.protocols.native.broker import Running
-from tests.protocols.native.test_groups import Told, fill, group_broker, member, until
+from tests.protocols.native.test_groups import Reading, Told, fill, group_broker, member, until
 from tests.support.broker_process import broker_process
 
 
@@ -206,6 +206,28 @@ async def test_who_is_put_out_while_it_finishes_what_is_under_way_is_told_that_i
                 finish.set()
                 await until(lambda: len(told.told) > 1)
                 assert [what for what, _ in told.told[:2]] == ["assigned", "lost"]
+                nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("settings", [{"assignors": ["cooperative-sticky"]}, {"group_protocol": "consumer"}])
+async def test_a_handler_that_hangs_keeps_others_waiting_for_max_poll_interval_ms(settings: dict[str, Any]) -> None:
+    async with group_broker(consumer_heartbeat_ms=20) as running:
+        await fill(running, "t", 2, 1)
+        begun: set[int] = set()
+
+        async def hang(record: ConsumerRecord) -> None:
+            begun.add(record.partition)
+            await trio.sleep_forever()
+
+        hung = member(running, max_poll_interval_ms=300, **settings)
+        async with hung, trio.open_nursery() as nursery:
+            nursery.start_soon(_process, hung, hang, "partition")
+            await until(lambda: len(begun) == 2)
+            async with member(running, **settings) as other:
+                reading = Reading(other)
+                nursery.start_soon(reading.run)
+                await until(lambda: len(reading.values) == 2)
+                reading.scope.cancel()
                 nursery.cancel_scope.cancel()
 
 
