@@ -17,9 +17,9 @@ from core_log.errors import BatchTooLarge, LogError
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, Record, encode_headers
 from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
-from routing.republishing.parked_records import append_anywhere
 from routing.runs import record_bytes
 from routing.topics.seen_records import records_between
+from routing.topics.single_records import append_anywhere
 from routing.topics.topic_partition import TopicPartition
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@
 3. `Releaser` appends what the queue gives out at once: what is due. `GroupReleaser` appends no more than a group is to
    have before itself, so that what comes later may still overtake. How far the group has come is looked at each 50 ms,
    while it is less than half of that ahead. What was appended before this process, or by another, is not counted.
+4. What is larger than the topic takes by now is a dead letter (`TOPIC.dlq`), and holds up nobody.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,13 @@ import trio
 
 from core_log.errors import BatchTooLarge, LogError
 from core_log.partition_log import PartitionLog
+from core_log.record_batch import iterate_records
 from routing.errors import BrokerError, StorageUnavailable
 from routing.message import Slab
 from routing.property_editors import NEUTRAL
+from routing.republishing.dead_letter_topics import SUFFIX, bury
 from routing.session import Consumer, Outcome, Session
-from routing.topics.single_records import packed
+from routing.topics.single_records import append_anywhere
 from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 
@@ -66,29 +69,54 @@ class Releaser:
             self._later(lambda: self._settle(first_id, last_id, Outcome.ACK), 0)
             return
         ends: dict[PartitionLog, int] = {}
+        large: list[tuple[int, TopicPartition, bytes]] = []
         index = start
         try:
             for index in range(start, stop):
-                log, end = self._append(topic.partitions[int(slab.key_of(index))], slab.bodies[index])
-                ends[log] = end
+                partition, batch = topic.partitions[int(slab.key_of(index))], slab.bodies[index]
+                try:
+                    log, end = self._append(partition, batch)
+                except BatchTooLarge:
+                    large.append((first_id + index - start, partition, batch))
+                else:
+                    ends[log] = end
         except (LogError, BrokerError, LookupError, ValueError) as error:
             logger.warning("records of topic %s wait: %s", self._topic, error)
             stop = index
             self._later(partial(self._settle, first_id + stop - start, last_id, Outcome.REQUEUE), _RETRY_S)
             last_id = first_id + stop - start - 1
+        if large:
+            self._broker.spawn(self._bury, large)
         if not ends:
             return
 
         def done(error: StorageUnavailable | None) -> None:
-            if error is None:
-                self._settle(first_id, last_id, Outcome.ACK)
-            else:
-                self._later(lambda: self._settle(first_id, last_id, Outcome.REQUEUE), _RETRY_S)
+            for first, last in _between(first_id, last_id, [number for number, _, _ in large]):
+                if error is None:
+                    self._settle(first, last, Outcome.ACK)
+                else:
+                    self._later(partial(self._settle, first, last, Outcome.REQUEUE), _RETRY_S)
 
         self._broker.commits.when_committed(list(ends.items()), done)
 
     def _append(self, partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
         return append_anywhere(partition, batch)
+
+    async def _bury(self, large: Iterable[tuple[int, TopicPartition, bytes]]) -> None:
+        """Rule 4, of records with what they were delivered as."""
+        for number, partition, batch in large:
+            try:
+                (record,) = iterate_records(batch)
+                await bury(self._broker, partition, [(record, {"reason": "size"})])
+            except (LogError, BrokerError, ValueError) as error:
+                logger.warning("a record of topic %s that is too large for it now waits: %s", self._topic, error)
+                self._later(partial(self._settle, number, number, Outcome.REQUEUE), _RETRY_S)
+                continue
+            logger.warning(
+                "a record of %d bytes that waited is too large for topic %s now; it is in %s%s",
+                len(batch), self._topic, self._topic, SUFFIX,
+            )  # fmt: skip
+            self._later(partial(self._settle, number, number, Outcome.ACK), 0)
 
     def _later(self, call: Callable[[], None], wait_s: float) -> None:
         self._broker.timers.at(trio.current_time() + wait_s, call)
@@ -188,16 +216,11 @@ def led_here(topic: Topic, index: int) -> TopicPartition | None:
     return partition if partition.forward is None and partition.error() is None else None
 
 
-def append_anywhere(partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
-    """Append a batch of one record wherever the partition is led: its log, and how far it has to get."""
-    refused = (partition.forward or partition).error()
-    if refused is not None:
-        raise refused
-    if partition.forward is None:
-        partition.append_new(batch)
-        return partition.log, partition.log.log_end_offset
-    largest = partition.log.config.message_bytes_max
-    if len(batch) > largest:
-        raise BatchTooLarge(f"a batch of {len(batch)} bytes, the limit is {largest}")
-    key, header_block, value = packed(batch)
-    return partition.route_records(key, header_block, [value], len(value))
+def _between(first: int, last: int, apart: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The runs of [first, last] that are left without some of these numbers, which rise."""
+    for one in apart:
+        if first < one:
+            yield first, one - 1
+        first = one + 1
+    if first <= last:
+        yield first, last

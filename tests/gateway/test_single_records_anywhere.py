@@ -6,8 +6,7 @@ from pathlib import Path
 
 from core_log.record_batch import BatchBuilder, Record, encode_headers, iterate_records
 from gateway.etcd_process import EtcdProcess
-from routing.republishing.parked_records import append_anywhere
-from routing.topics.single_records import packed, unpacked
+from routing.topics.single_records import append_anywhere, packed, unpacked
 from tests.gateway.test_member import three, until
 
 RECORDS = [

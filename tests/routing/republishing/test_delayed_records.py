@@ -13,7 +13,7 @@ from core_log.batch_header import HEADER_BYTES, encode_batch, parse_header, vali
 from core_log.errors import BatchTooLarge, InvalidRecord
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
-from core_log.record_batch import BatchBuilder, Compression, iterate_records
+from core_log.record_batch import BatchBuilder, Compression, Record, iterate_records
 from routing.errors import StorageUnavailable
 from routing.republishing import parked_records
 from routing.republishing.delayed_records import divide
@@ -78,23 +78,27 @@ async def produce(running: Engine, data: bytes, topic: str = "t") -> None:
     await running.until(lambda: bool(done))
 
 
-def values(running: Engine) -> list[bytes]:
-    log = running.broker.topics["t"].partitions[0].log
-    found: list[bytes] = []
+def records(running: Engine, topic: str = "t") -> list[Record]:
+    log = running.broker.topics[topic].partitions[0].log
+    found: list[Record] = []
     at = 0
     while batches := log.read_blocking(at, 1 << 20):
         at = parse_header(batches[-1]).next_offset
-        found += [bytes(one.value or b"") for each in batches for one in iterate_records(each)]
+        found += [one for each in batches for one in iterate_records(each)]
     return found
 
 
-async def become(running: Engine, clock: MockClock, expected: list[bytes]) -> None:
+def values(running: Engine, topic: str = "t") -> list[bytes]:
+    return [bytes(one.value or b"") for one in records(running, topic)]
+
+
+async def become(running: Engine, clock: MockClock, expected: list[bytes], topic: str = "t") -> None:
     """Time goes by, a little at a time, until these are there: the disk takes its own time."""
     ends = time.monotonic() + 20
-    while values(running) != expected and time.monotonic() < ends:
+    while values(running, topic) != expected and time.monotonic() < ends:
         await passing(clock, 0.1)
         await trio.to_thread.run_sync(lambda: None)  # what is read and written in threads gets on
-    assert values(running) == expected
+    assert values(running, topic) == expected
 
 
 async def test_they_are_parked_once_and_appended_when_due_also_after_a_crash(clock: MockClock) -> None:
@@ -178,6 +182,36 @@ async def test_what_would_be_too_large_when_it_is_due_is_refused_and_holds_up_no
             await produce(running, builder.build())
         await produce(running, batch("5000"))
         await become(running, clock, [b"v0"])
+
+
+_BY_TURN = {"millrace.delay.enable": "true", "millrace.priority.group": "g"}
+
+
+@pytest.mark.parametrize("config", [{"millrace.delay.enable": "true"}, _BY_TURN])
+async def test_what_is_too_large_by_the_time_is_a_dead_letter_and_holds_up_nobody(
+    clock: MockClock, config: dict[str, str]
+) -> None:
+    builder = BatchBuilder(0, 0, 1_000)
+    builder.add(0, b"k", b"first", [("x-delay", b"5000")])
+    for _ in range(2):
+        builder.add(builder.count, b"k", b"x" * 3000, [("x-delay", b"5000")])
+        builder.add(builder.count, b"k", b"other", [("x-delay", b"5000")])
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.create_topic("t", config=config | {"retention.ms": "-1"})
+        await broker.create_topic("t.dlq")
+        await produce(running, builder.build())
+        await broker.topic_control.alter_topic("t", lambda config: config | {"max.message.bytes": "2000"})
+        await become(running, clock, [b"first", b"other", b"other"])
+        await become(running, clock, [b"x" * 3000] * 2, "t.dlq")
+        (letter, _) = records(running, "t.dlq")
+        assert dict(letter.headers)["x-dead-letter-reason"] == b"size"
+        assert dict(letter.headers)["x-dead-letter-topic"] == b"t"
+        (queue,) = broker.topology.queues.values()
+        with trio.fail_after(60):
+            while queue.message_count or queue.outstanding:
+                await passing(clock, 0.1)
+                await trio.to_thread.run_sync(lambda: None)  # as in `become`
 
 
 @pytest.mark.parametrize("delays", [(None, "70"), ("70", "80")])
