@@ -6,8 +6,8 @@
    are the topic's. So a view is restored as any queue is, and a backlog that nobody wants yet costs nothing at all. No
    part of that log has to stay for it: what it says is said again before it goes (`dead_prefix.py`).
 3. What was taken in and not written down when a process ended is taken in once more. Nobody knows then what was given
-   out: whatever the topic had by the time of the start is marked as redelivered. Ids leave a gap there, so that no id
-   ever means two records.
+   out: whatever the topic had by the time of the start is marked as redelivered, also what is not known to be committed
+   yet where another broker begins to lead. Ids leave a gap there, so that no id ever means two records.
 4. What the topic does not keep any more, or cannot be read of it, is dropped when it is its turn, counted and said in
    the log.
 5. What was taken in was committed. A broker that takes a view over may have to be told so: of its replica, or of one
@@ -63,6 +63,10 @@ class Source(Protocol):
     @property
     def end(self) -> int:
         """The offset behind all that readers may see."""
+
+    @property
+    def written_end(self) -> int:
+        """The offset behind all that readers anywhere may have seen."""
 
     def slab_at(self, offset: int) -> StreamSlab | int | None:
         """What holds an offset or comes next: a slab, or an offset before which there is nothing; None: ask for it with
@@ -219,7 +223,7 @@ class View:
         stretches = [(start, stop - start)] if self._filter is None else self._filter.wanted(slab, start, stop)
         end, mark = slab.first_offset + stop, 0
         if self._marks is not None:
-            mark = self._marks.setdefault(partition, source.end)
+            mark = self._marks.setdefault(partition, source.written_end)
         marked = 0
         for place, count in stretches:
             offset = slab.first_offset + place

@@ -112,6 +112,13 @@ class PartitionReader:
         """The offset behind all that readers may see: of transactions what is committed."""
         return self.log.stable_offset
 
+    @property
+    def written_end(self) -> int:
+        """The offset behind all that readers anywhere may have seen: who has just begun to lead knows less of it as
+        committed than who led before.
+        """
+        return self.log.log_end_offset
+
     def waits(self, count: int) -> None:
         """So many more (or less) wait at the end: what comes is synced, whoever appended it."""
         self._waiting += count

@@ -264,6 +264,25 @@ async def test_after_a_crash_what_was_acknowledged_and_written_stays_gone_and_al
         assert await running.drain("v") == [("fresh", False)]
 
 
+async def test_what_a_new_leader_does_not_know_to_be_committed_yet_is_marked_as_well() -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await topic(running)
+        await view(running)
+        await append(running, "known")
+        await append(running, "given out")
+        crashed = killed(files)
+    async with engine(crashed) as running:
+        log = running.broker.topics["t"].partitions[0].log
+        log.high_watermark = 1  # as of a replica that begins to lead
+        client = await worker(running)
+        await running.until(lambda: client.deliveries)
+        assert [(one.body, one.redelivered) for one in client.take()] == [("known", True)]
+        await append(running, "fresh")  # with which the watermark comes
+        await running.until(lambda: len(client.deliveries) == 2)
+        assert [(one.body, one.redelivered) for one in client.take()] == [("given out", True), ("fresh", False)]
+
+
 async def test_counts_of_returns_and_times_of_tries_outlive_a_crash(clock: MockClock) -> None:
     files = MemoryFiles()
     async with engine(files) as running:
