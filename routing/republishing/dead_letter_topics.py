@@ -29,6 +29,7 @@ SUFFIX = ".dlq"
 Letters = Sequence[tuple[Record, Mapping[str, object]]]
 """Records, and what is said about each."""
 _PIECE_BYTES = 64 << 10
+_PIECE_RECORDS_MAX = 500
 """So much is copied before the event loop goes on."""
 _BURIED_BYTES = 1 << 20
 _BATCH_BYTES = 900 << 10
@@ -51,7 +52,7 @@ async def bury_range(
     the next begin: behind what was copied, lest that is copied again and again, if more cannot be. Raises LogError,
     BrokerError.
     """
-    ends: list[tuple[PartitionLog, int]] = []
+    ends: dict[PartitionLog, int] = {}
     at, count, size = start, 0, 0
     while at < end and size < _BURIED_BYTES:
         records: list[Record] | None = None
@@ -63,21 +64,38 @@ async def bury_range(
             raise StorageUnavailable(f"nobody gives out record {at} of {partition.topic_name}-{partition.index}")
         if following <= at:
             break  # what follows is not to be seen yet
-        if records:
-            letters = [(record, {**said, "offset": record.offset}) for record in records]
-            try:
-                ends += _append(broker, await _target(broker, partition), partition, letters)
-            except (LogError, BrokerError):
-                if not ends:
-                    raise
-                break
-            count += len(records)
-            size += sum(len(record.value or b"") + len(record.key or b"") for record in records)
+        try:
+            for piece in _pieces(records):
+                letters = [(record, {**said, "offset": record.offset}) for record in piece]
+                ends.update(_append(broker, await _target(broker, partition), partition, letters))
+                count += len(piece)
+                size += sum(map(_size, piece))
+                at = piece[-1].offset + 1
+                await trio.lowlevel.checkpoint()
+        except (LogError, BrokerError):
+            if not ends:
+                raise
+            break
         at = following
-        await trio.lowlevel.checkpoint()
     if ends:
-        await broker.commits.committed(ends)
+        await broker.commits.committed([*ends.items()])
     return count, at
+
+
+def _size(record: Record) -> int:
+    return len(record.value or b"") + len(record.key or b"")
+
+
+def _pieces(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """So many at once that others do not wait."""
+    first = size = 0
+    for index, record in enumerate(records):
+        size += _size(record)
+        if size >= _PIECE_BYTES or index - first >= _PIECE_RECORDS_MAX - 1:
+            yield records[first : index + 1]
+            first, size = index + 1, 0
+    if first < len(records):
+        yield records[first:]
 
 
 async def _target(broker: Broker, partition: TopicPartition) -> TopicPartition:

@@ -1,11 +1,18 @@
-"""The records of a partition that readers see, one by one, for who looks at few of them."""
+"""The records of a partition that readers see, one by one, for who looks at few of them.
+
+A batch of 64 MiB takes seconds to be decoded, so this is done in a thread.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from core_log.batch_header import parse_header
 from core_log.committed import committed
 from core_log.expiry import unexpired
+from core_log.files import BytesLike
 from core_log.record_batch import Record, iterate_records
+from core_log.threads import in_thread
 from routing.topics.topic_partition import TopicPartition
 
 _READ_BYTES = 1 << 20
@@ -20,12 +27,10 @@ async def record_at(partition: TopicPartition, offset: int) -> Record | None:
         if not batches:
             return None
         for batch in unexpired(log, committed(log, batches)):
-            header = parse_header(batch)
-            if not header.is_control:
-                for record in iterate_records(batch):
-                    if record.offset >= offset:
-                        return record
-            offset = max(offset, header.next_offset)
+            found = await in_thread(_first_of, batch, offset)
+            if found is not None:
+                return found
+            offset = max(offset, parse_header(batch).next_offset)
     return None
 
 
@@ -42,11 +47,16 @@ async def records_between(
     batches = await log.read_cold(offset, size_bytes, before=log.stable_offset)
     if not batches:
         return [], before
-    found = [
-        record
-        for batch in unexpired(log, committed(log, batches))
-        if not parse_header(batch).is_control
-        for record in iterate_records(batch)
-        if offset <= record.offset < before
-    ]
+    found = await in_thread(_all_of, unexpired(log, committed(log, batches)), offset, before)
     return found, min(parse_header(batches[-1]).next_offset, before)
+
+
+def _first_of(batch: BytesLike, offset: int) -> Record | None:
+    if parse_header(batch).is_control:
+        return None
+    return next((record for record in iterate_records(batch) if record.offset >= offset), None)
+
+
+def _all_of(batches: Sequence[BytesLike], offset: int, before: int) -> list[Record]:
+    plain = (batch for batch in batches if not parse_header(batch).is_control)
+    return [record for batch in plain for record in iterate_records(batch) if offset <= record.offset < before]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
+import trio
 from trio.testing import MockClock
 
+from core_log.files import BytesLike
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
-from core_log.record_batch import BatchBuilder, Compression, iterate_records
+from core_log.record_batch import BatchBuilder, Compression, Record, iterate_records
 from routing.administration.measures import Measures
 from routing.config import BrokerConfig
 from routing.errors import InvalidConfig, StorageUnavailable
 from routing.groups import lag_rules
 from routing.republishing import dead_letter_topics
+from routing.topics import seen_records
 from routing.topics.offset_store import Committed
 from routing.topics.topic_config import log_config
 from tests.routing.harness import Engine, engine, killed, passing
@@ -143,6 +149,36 @@ async def test_what_a_producer_has_compressed_may_be_larger_than_its_topic_takes
         found = [record.value for batch in batches for record in iterate_records(batch)]
         assert found == [b"x" * (2 << 20), *values[:96]]
         assert max(map(len, batches[1:])) < 1 << 20
+
+
+async def test_others_have_their_turn_while_a_large_batch_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded_in: set[int] = set()
+
+    def decoded(batch: BytesLike) -> Iterator[Record]:
+        decoded_in.add(threading.get_ident())
+        return iterate_records(batch)
+
+    monkeypatch.setattr(seen_records, "iterate_records", decoded)
+    async with engine(MemoryFiles()) as running, trio.open_nursery() as nursery:
+        await running.broker.create_topic("t", config={"millrace.max.lag": "4"} | DEAD_LETTER)
+        await running.broker.create_topic("t.dlq")
+        letters = running.broker.topics["t.dlq"]
+        await write(running, *[b""] * 2_000, compression=Compression.ZSTD)
+        await stand(running, "g", 0)
+        seen: set[int] = set()
+
+        async def look() -> None:
+            while True:
+                seen.add(letters.partitions[0].log.log_end_offset)
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(look)
+        await running.broker.lag_rules.look()
+        nursery.cancel_scope.cancel()
+        assert await position(running, "g") == 1_996
+        assert seen >= {500, 1_000, 1_500}
+        assert decoded_in
+        assert threading.get_ident() not in decoded_in
 
 
 async def test_where_the_next_record_cannot_be_copied_a_group_goes_on_behind_the_last_that_was(
