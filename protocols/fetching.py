@@ -5,8 +5,8 @@
 2. A parked fetch is an object in the lists of its logs, or of what the door has it wait at instead, and of the timers.
    Whatever ends it takes it out of both. It is looked at again when the turn ends, once however many logs had news.
 3. Nothing is sent while the outbox is full: the fetch waits, holding no records.
-4. A fetch sees what is durable. One that finds nothing asks for the sync of what is not, so that records nobody else
-   waits for arrive soon.
+4. A fetch sees what is durable. Of a partition at whose end it is it asks for the sync of what is not, whatever it gets
+   of others, so that records nobody else waits for arrive soon.
 5. The first batch of a reply is whole even if it is larger than the client allowed, so that nobody is stuck at it.
 6. A fetch that looks for something is answered in a thread, like one from disk, and as soon as anything was looked at:
    what holds nothing of it moves its offset on, and is not waited behind. Parked it is answered without records, and
@@ -239,8 +239,6 @@ class Fetches(Generic[Request, Problem]):
                 if gathered.cold:
                     await self._read_cold(request, gathered)
                 if self._satisfies(gathered, request) or not request.wait_ms_max:
-                    if not gathered.size:
-                        self._request_sync(request)
                     self._door.answer(request, gathered.entries)
                     return
                 if not gathered.cold or self._gather(request).ends == ends:
@@ -270,12 +268,6 @@ class Fetches(Generic[Request, Problem]):
     def _retry_all(self) -> None:
         for parked in list(self._parked):
             self.retry(parked)
-
-    def _request_sync(self, request: Request) -> None:
-        for entry in request.entries:
-            log = self._door.log_of(entry)
-            if isinstance(log, PartitionLog) and log.high_watermark < log.log_end_offset:
-                log.request_sync()
 
     def _park(self, request: Request) -> None:
         parked = _Parked(self, request)
@@ -307,6 +299,8 @@ class Fetches(Generic[Request, Problem]):
                 gathered.final = True
                 gathered.entries.append(Found(entry, log, None, ()))
                 continue
+            if entry.offset >= log.high_watermark and log.high_watermark < log.log_end_offset:
+                log.request_sync()
             if entry.offset == log.high_watermark:
                 gathered.entries.append(Found(entry, None, log, ()))
                 continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from core_log.files import OsFiles
 from core_log.partition_log import PartitionLog
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker, records_of
@@ -58,3 +60,26 @@ async def test_partitions_of_a_session_have_their_turns_where_a_reply_has_room_f
             order.append(index)
             asked = asking(topic, {index: records_of(one)[-1].offset + 1}, max_bytes=1000)
         assert order == [0, 1, 2] * 3
+
+
+async def test_a_partition_at_its_end_is_synced_for_who_gets_records_of_another() -> None:
+    async with kafka_broker() as broker:
+        topic = await broker.create_topic("t", partitions=2)
+        await append(broker, topic, 0)
+        quiet = topic.partitions[1]
+        quiet.append(batch_of([b"v"]))  # as with acks=1: nobody waits for the sync
+        broker.end_turn()
+        await quiet.log.wait_written(1)
+        assert quiet.log.high_watermark == 0
+        peer = Peer(broker)
+
+        async def read() -> dict[int, bool]:
+            consumer = Consumer(peer, version=12)
+            consumer.epoch = -1  # without a session, as librdkafka
+            found = await consumer.fetch(asking("t", {0: 0, 1: 0}))
+            return {index: bool(one.records) for index, one in found.items()}
+
+        assert await read() == {0: True, 1: False}
+        with trio.fail_after(10):
+            while await read() != {0: True, 1: True}:
+                await trio.lowlevel.checkpoint()
