@@ -68,5 +68,5 @@ async def _elect(door: Door, kind: int, topic: str, index: int, timeout_s: float
         return _CODES.get(found, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
     if door.topic(topic).is_stream:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"topic {topic!r} is a stream, which knows no unclean elections")
-    found = await elect_uncleanly(cluster, log, timeout_s=timeout_s)
+    found = await elect_uncleanly(cluster, log)
     return _CODES.get(found, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE)

@@ -105,6 +105,15 @@ def missing(known: Mapping[str, Known], meta: ClusterMeta, places: Sequence[Plac
     ]
 
 
+def say_unclean(log: str, state: LogState) -> None:
+    """Somebody leads who may lack what was committed."""
+    logger.error(
+        "%s: UNCLEAN ELECTION: broker %s leads in epoch %d, as allowed, though nobody is left who has all that "
+        "was committed: what it lacks is lost",
+        log, state.leader, state.leader_epoch,
+    )  # fmt: skip
+
+
 class Elections:
     """See the module; `run` it beside `Members.run` and `Candidate.run`."""
 
@@ -202,11 +211,7 @@ class Elections:
         guards = [self._candidate.guard, *(guard for guard, _ in found)]
         await self._store.change(guards, [(guard.key, encode(state)) for guard, state in found])
         for log, state in unclean:
-            logger.error(
-                "%s: UNCLEAN ELECTION: broker %s leads in epoch %d, as allowed, though nobody is left who has all that "
-                "was committed: what it lacks is lost",
-                self.called(log), state.leader, state.leader_epoch,
-            )  # fmt: skip
+            say_unclean(self.called(log), state)
         leaderless = [log for log, state in named if state.leader is None]
         logger.info("%d logs have another leader or ISR", len(found))
         if leaderless:

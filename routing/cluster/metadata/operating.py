@@ -16,11 +16,12 @@ import trio
 
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, Put
+from core_log.replication.election import elect
 from core_log.replication.leader import Leader
 from core_log.replication.moves import asked, begun, lasting_insync, preferred, wanted
 from core_log.replication.state import LogState, encode, log_key
 from routing.cluster.metadata import records
-from routing.cluster.metadata.elections import Known, broker_states, places_of
+from routing.cluster.metadata.elections import Known, broker_states, places_of, say_unclean
 from routing.cluster.metadata.rebalance import Shape, plan
 from routing.cluster.metadata.records import (
     SETTINGS,
@@ -42,7 +43,6 @@ _BATCH_LOGS = 50
 _ATTEMPTS_MAX = 20
 _NAMED_MAX = 3
 _LOOK_S = 0.02
-_TAKE_BACK_S = 5.0
 
 
 async def drain(cluster: Cluster, broker_id: int, *, on: bool) -> None:
@@ -129,31 +129,34 @@ async def elect_preferred(cluster: Cluster, log: str, *, timeout_s: float) -> El
         if preferred(log, known.state, broker_states(cluster.members.brokers.values())) is None:
             return Elected.UNAVAILABLE
         if await _write(cluster, [(log, known, asked(known.state, first))]):
-            return await _led(cluster, log, {first}.__contains__, timeout_s)
+            return await _led(cluster, log, first, timeout_s)
     raise StorageUnavailable(f"'{log}' changes all the time: try again")
 
 
-async def elect_uncleanly(cluster: Cluster, log: str, *, timeout_s: float) -> Elected:
-    """Have a replica lead that may lack what was committed, where nobody leads: this once, unless the log allows that
-    anyway. Raises NotFound, StorageUnavailable.
+async def elect_uncleanly(cluster: Cluster, log: str) -> Elected:
+    """Have a replica lead that may lack what was committed, where nobody leads and nobody else can: this once, whether
+    the log allows that or not. Raises NotFound, StorageUnavailable.
     """
-    state = _known(cluster, log).state
-    if state.leader is not None:
-        return Elected.NOT_NEEDED
-    if not any(one in cluster.members.brokers for one in state.replicas):
-        return Elected.UNAVAILABLE
-    await allow_unclean(cluster, [log], on=True)
-    try:
-        return await _led(cluster, log, lambda leader: leader is not None, timeout_s)
-    finally:
-        if not state.unclean:
-            with trio.CancelScope(shield=True), trio.move_on_after(_TAKE_BACK_S):
-                await allow_unclean(cluster, [log], on=False)
+    for _ in range(_ATTEMPTS_MAX):
+        known, brokers = _known(cluster, log), broker_states(cluster.members.brokers.values())
+        if known.state.leader is not None:
+            return Elected.NOT_NEEDED
+        allowed = msgspec.structs.replace(known.state, unclean=True)
+        state = msgspec.structs.replace(elect(log, allowed, brokers) or allowed, unclean=known.state.unclean)
+        if state.leader is None:
+            return Elected.UNAVAILABLE
+        epochs = {one: brokers[one].epoch if one in brokers else 0 for one in _all_of(known.state)}
+        relied = [Guard(broker_key(one), create_revision=epoch) for one, epoch in epochs.items()]
+        if await _write(cluster, [(log, known, state)], relied):
+            if state.unclean_epoch > known.state.unclean_epoch:
+                say_unclean(cluster.elections.called(log), state)
+            return Elected.DONE
+    raise StorageUnavailable(f"'{log}' changes all the time: try again")
 
 
-async def _led(cluster: Cluster, log: str, by: Callable[[int | None], bool], timeout_s: float) -> Elected:
+async def _led(cluster: Cluster, log: str, by: int, timeout_s: float) -> Elected:
     with trio.move_on_after(timeout_s):
-        while not by(_known(cluster, log).state.leader):
+        while _known(cluster, log).state.leader != by:
             await trio.sleep(_LOOK_S)
         return Elected.DONE
     return Elected.UNDER_WAY
@@ -338,12 +341,14 @@ def _check_replicas(cluster: Cluster, state: LogState, replicas: Sequence[int]) 
             raise InvalidArgument(f"broker {broker} does not run")
 
 
-async def _write(cluster: Cluster, changes: Sequence[tuple[str, Known, LogState]]) -> bool:
-    """Whether it is so now; not if one of these logs was changed by somebody else."""
+async def _write(
+    cluster: Cluster, changes: Sequence[tuple[str, Known, LogState]], relied: Sequence[Guard] = ()
+) -> bool:
+    """Whether it is so now; not if one of these logs, or what else is relied on, was changed by somebody else."""
     due = [(log, known, state) for log, known, state in changes if state != known.state]
     if not due:
         return True
-    guards = [Guard(log_key(b"", log), mod_revision=known.mod_revision) for log, known, _ in due]
+    guards = [*relied, *(Guard(log_key(b"", log), mod_revision=known.mod_revision) for log, known, _ in due)]
     try:
         await cluster.store.change(guards, [(log_key(b"", log), encode(state)) for log, _, state in due])
     except Conflict:

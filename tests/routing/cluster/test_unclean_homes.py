@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 import trio
 
 from core_log.memory_files import MemoryFiles
+from core_log.metadata.store import MetadataEntry
+from core_log.replication.state import LogState, decode, encode, log_key
 from routing.cluster.metadata import operating
 from routing.cluster.metadata.log_names import home_log
 from tests.routing.cluster.test_homes import all_committed, home_of
@@ -92,3 +98,29 @@ async def test_queues_are_what_the_log_says_of_an_unclean_leader_that_had_nothin
         assert leader.me in disks, "it had what is lost now, and a checkpoint that knew of it"
         assert leader.count("q") == 25
         assert await leader.drain("q") == [(str(n), True) for n in range(25, 50)]
+
+
+async def test_an_unclean_election_that_is_asked_for_once_allows_no_other() -> None:
+    async with mesh() as brokers:
+        leader, key = await brokers.settled(0), log_key(b"", home_log(0))
+        part: Any = leader.part
+        told: list[LogState] = []
+
+        def tell(_: int, entries: Sequence[MetadataEntry]) -> None:
+            told.extend(decode(entry.value) for entry in entries if entry.key == key and entry.value is not None)
+
+        async def wait_for(*replicas: int) -> None:
+            state = msgspec.structs.replace(part.state_of(home_log(0)), replicas=replicas, isr=((9, 1),), elr=())
+            await part.store.change([], [(key, encode(state.led_by_nobody()))])
+
+        part.store.listeners.append(tell)
+        assert await operating.elect_uncleanly(part, home_log(0)) == operating.Elected.NOT_NEEDED
+        await wait_for(9, 8)
+        assert await operating.elect_uncleanly(part, home_log(0)) == operating.Elected.UNAVAILABLE
+        await wait_for(9, 2, 3)
+        before = part.state_of(home_log(0))
+        assert await operating.elect_uncleanly(part, home_log(0)) == operating.Elected.DONE
+        state = part.state_of(home_log(0))
+        assert (state.leader, state.isr_brokers) == (2, [2])
+        assert state.leader_epoch == state.unclean_epoch > before.leader_epoch
+        assert not any(state.unclean for state in told), "a kill between two steps would have left it so"
