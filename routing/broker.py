@@ -168,6 +168,7 @@ class Broker(Turns):
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
             self.topology.topic_gone = self._topic_gone
+            self.topology.partitions_gone = self._partitions_gone
         self.topology.queue_gone = self._queue_gone
         self.topology.vhost_gone = lambda name: self.traces.pop(name, None)
 
@@ -281,12 +282,22 @@ class Broker(Turns):
         keep = self.metadata is not None and self.metadata.reads_anew
         for partition in topic.partitions:
             self.forget_partition(partition, lost=keep)
-        self.storage.topic_logs.close(topic, keep=keep)
+        self.storage.topic_logs.close(topic, topic.partitions, keep=keep)
         self.offsets.forget_topic(topic.name)
         if keep:
             logger.warning("topic '%s' is gone, deleted or lost with etcd's data: its files stay", topic.name)
         else:
             self.spawn(directories.remove_later, self.files, places)
+
+    def _partitions_gone(self, topic: Topic, partitions: Sequence[TopicPartition]) -> None:
+        """A topic has fewer of them than before: etcd was put back, and their files stay."""
+        if self.storage.topic_logs is None:
+            return
+        for partition in partitions:
+            self.forget_partition(partition, lost=True)
+        self.storage.topic_logs.close(topic, partitions, keep=True)
+        numbers = ", ".join(str(partition.index) for partition in partitions)
+        logger.warning("partitions %s of topic '%s' are lost with etcd's data: their files stay", numbers, topic.name)
 
     def _queue_gone(self, queue: Queue) -> None:
         """A durable queue is deleted, by any broker. Where this one did not see it being deleted what was in it stays

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -231,10 +231,10 @@ class TopicLogs:
         found = self._partitions.get(name)
         return found[0] if found is not None else None
 
-    def close(self, topic: Topic, *, keep: bool = False) -> None:
-        """The topic is gone, and what is here of it goes as well, or with `keep` stays. Blocks."""
-        for index, partition in enumerate(topic.partitions):
-            name = topic_log(topic.uid, index)
+    def close(self, topic: Topic, partitions: Iterable[TopicPartition], *, keep: bool = False) -> None:
+        """These of a topic are gone, and what is here of them goes as well, or with `keep` stays. Blocks."""
+        for partition in partitions:
+            name = topic_log(topic.uid, partition.index)
             self._partitions.pop(name, None)
             partition.drop_open()
             self._fail(partition.log, StorageUnavailable(f"topic '{topic.name}' is deleted"))

@@ -57,6 +57,12 @@ class Topic:
         self.partitions += partitions
         self._partition_of_key.clear()
 
+    def keep_partitions(self, count: int) -> list[TopicPartition]:
+        """It has so many and no more, in another list than before; those that are gone."""
+        gone, self.partitions = self.partitions[count:], self.partitions[:count]
+        self._partition_of_key.clear()
+        return gone
+
     def configure(self, settings: LogConfig, config: dict[str, str]) -> None:
         """It is configured so from now on, and its logs go by these settings; what need not be kept any more goes."""
         self.config = config

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from routing.topics.partition_reader import PartitionReader, StreamHost
 from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 
 
 class TopicFeed:
@@ -16,18 +17,19 @@ class TopicFeed:
         self._topics = topics
         self._host = host
         self._advanced = advanced
-        self._topic: Topic | None = None
+        self._partitions: list[TopicPartition] = []
         self._readers: list[PartitionReader] = []
         self._waiting = 0
 
     def sources(self) -> Sequence[PartitionReader]:
         """The readers of its partitions, as many as there are now; none where there is no such topic."""
         topic = self._topics.get(self._name)
-        if topic is not self._topic:
+        partitions = topic.partitions if topic is not None else []
+        if partitions is not self._partitions:  # another topic, or fewer of them
             self._leave()
-            self._topic = topic
-        if topic is not None and len(self._readers) < len(topic.partitions):
-            for partition in topic.partitions[len(self._readers) :]:
+            self._partitions = partitions
+        if len(self._readers) < len(partitions):
+            for partition in partitions[len(self._readers) :]:
                 reader = self._host.reader(partition, self._advanced)
                 self._readers.append(reader)
                 if self._waiting:

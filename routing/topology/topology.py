@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,6 +77,7 @@ class Topology:
         self.follow_policies: Callable[[str], Awaitable[None]] | None = None
         """Has all of a virtual host live by its policies; for those that others have changed."""
         self.topic_gone: Callable[[Topic], None] | None = None
+        self.partitions_gone: Callable[[Topic, Sequence[TopicPartition]], None] | None = None
         """Told of a topic that is deleted, whoever did it."""
         self.queue_gone: Callable[[Queue], None] | None = None
         """The same of a durable queue, before it goes."""
@@ -424,7 +425,11 @@ class Topology:
             if topic.config != value["config"]:
                 topic.configure(log_config(value["config"], self.stream_host.config), value["config"])
             lacking = range(len(topic.partitions), value["partitions"])
-            if lacking:
+            if len(topic.partitions) > value["partitions"]:  # as when etcd was put back to before it got them
+                gone = topic.keep_partitions(value["partitions"])
+                if self.partitions_gone is not None:
+                    self.partitions_gone(topic, gone)
+            elif lacking:
                 topic.add_partitions(live or self._open_partitions(name, value, lacking))
             self.add_topic(topic, value)
             self._host.topics_changed()
