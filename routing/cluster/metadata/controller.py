@@ -59,8 +59,8 @@ class Candidate:
 
     @property
     def guard(self) -> Guard:
-        """For changes that only the controller may make, as long as this broker is it."""
-        return Guard(CONTROLLER, create_revision=self.epoch)
+        """For changes that only the controller may make, as long as this broker is it; else it never holds."""
+        return Guard(CONTROLLER, create_revision=self.epoch or -1)
 
     async def run(self) -> None:
         """Be there for the part, until cancelled."""

@@ -157,6 +157,15 @@ async def test_an_old_controller_writes_nothing(autojump_clock: MockClock) -> No
         assert states(ones[0][1])["t-0"].leader_epoch == new.leader_epoch
 
 
+async def test_who_is_not_the_controller_writes_nothing_while_there_is_none(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        one = await One(model, 1, stands=False).start(nursery)
+        assert one.candidate.controller is None
+        with pytest.raises(Conflict):
+            await one.store.change([one.candidate.guard], [(log_key(b"", "t-0"), b"")])
+
+
 async def test_logs_whose_leaders_change_them_all_the_time_do_not_hold_up_the_others(
     autojump_clock: MockClock,
 ) -> None:
