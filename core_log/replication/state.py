@@ -40,6 +40,7 @@ class LogState(
         "resigned": "x",
         "factor": "f",
         "minimum": "w",
+        "firm": "wf",
         "transfer": "t",
         "target": "to",
         "origin": "or",
@@ -62,6 +63,8 @@ class LogState(
     """How many replicas there should be; 0: as there are."""
     minimum: int = 0
     """What `min_insync` should be, once there are so many; 0: as it is."""
+    firm: bool = False
+    """Somebody asked for that minimum: it counts also where there are fewer replicas than `factor`."""
     transfer: int | None = None
     target: tuple[int, ...] | None = None
     """The replicas that it shall have, the preferred leader first."""

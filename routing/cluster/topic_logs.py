@@ -153,7 +153,12 @@ class TopicLogs:
             where = spread(len(indexes), places, said.factor, leads, held)
         for index, chosen in zip(indexes, where, strict=True):
             state = new_state(
-                chosen, factor=said.factor, minimum=said.minimum, unclean=said.unclean, strict=said.asked > 0
+                chosen,
+                factor=said.factor,
+                minimum=said.minimum,
+                unclean=said.unclean,
+                strict=said.asked > 0,
+                firm=said.firm,
             )
             puts.append((log_key(b"", topic_log(uid, index)), encode(state)))
         guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]

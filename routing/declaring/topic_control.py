@@ -37,7 +37,16 @@ from routing.topics.stream_settings import (
     topic_name,
 )
 from routing.topics.topic import Topic
-from routing.topics.topic_config import FACTOR, MINIMUM, Replication, log_config, normal, replication, require_settable
+from routing.topics.topic_config import (
+    FACTOR,
+    MINIMUM,
+    Replication,
+    is_firm,
+    log_config,
+    normal,
+    replication,
+    require_settable,
+)
 from routing.topics.topic_ids import new_id
 from routing.topics.topic_partition import TopicPartition
 from routing.topology import plans, topic_plans
@@ -293,17 +302,24 @@ class TopicControl:
         Raises NotFound, InvalidConfig, StorageUnavailable, and what `change` raises.
         """
         config = self.check_altered(name, change)
-        cluster, topic = self._broker.cluster, self.topology.topic(name)
-        if cluster is not None and topic.uid:
-            # What the states of its logs say counts; the entry comes last, and says that all of it is so.
-            logs = [topic_log(topic.uid, partition.index) for partition in topic.partitions]
-            said, before = self._replication(topic, config), self._replication(topic, topic.config)
-            if said.minimum != before.minimum or MINIMUM in config:  # what was interrupted may have left another one
-                await operating.require_insync(cluster, logs, said.minimum)
-            if said.unclean != before.unclean:
-                await operating.allow_unclean(cluster, logs, on=said.unclean)
-
+        topic = self.topology.topic(name)
+        minimum = MINIMUM in config or MINIMUM in topic.config  # what was interrupted may have left another one
+        # What the states of its logs say counts; the entry comes last, and says that all of it is so.
+        await self._tell_logs(topic, topic.config, config, minimum=minimum)
         await self._alter(name, lambda: self.check_altered(name, change))
+
+    async def _tell_logs(
+        self, topic: Topic, before: Mapping[str, str], config: Mapping[str, str], *, minimum: bool
+    ) -> None:
+        cluster = self._broker.cluster
+        if cluster is None or not topic.uid:
+            return
+        logs = [topic_log(topic.uid, partition.index) for partition in topic.partitions]
+        said = self._replication(topic, config)
+        if minimum:
+            await operating.require_insync(cluster, logs, said.minimum, firm=said.firm)
+        if said.unclean != self._replication(topic, before).unclean:
+            await operating.allow_unclean(cluster, logs, on=said.unclean)
 
     async def end_split(self, name: str) -> None:
         """Have all partitions of a topic read (`ordered_splits.py`). Raises NotFound, StorageUnavailable."""
@@ -334,7 +350,8 @@ class TopicControl:
         """What a configuration would say of the replicas that a topic should have. Raises InvalidConfig."""
         logs = self._broker.storage.topic_logs
         factor = logs.factor_of(topic) if logs is not None and topic.uid else 0
-        return replication({**config, FACTOR: str(factor)} if factor else config)
+        said = replication({**config, FACTOR: str(factor)} if factor else config)
+        return said._replace(firm=is_firm(config))
 
     def described(self, topic: Topic) -> list[Described]:
         """All settings of a topic."""

@@ -210,6 +210,8 @@ class Replication(NamedTuple):
     """The factor that somebody asked for; 0: nobody did, and it may be less as long as there are fewer brokers."""
     unclean: bool = False
     """A replica that may lack what was committed leads where nobody else can."""
+    firm: bool = False
+    """Somebody asked for the minimum, or for the factor that it follows from."""
 
 
 def replication(config: Mapping[str, str]) -> Replication:
@@ -220,7 +222,12 @@ def replication(config: Mapping[str, str]) -> Replication:
     minimum = 2 if factor >= FACTOR_DEFAULT else 1
     if MINIMUM in config:
         minimum = _integer(MINIMUM, config[MINIMUM], 1, factor)
-    return Replication(factor, minimum, asked, any(said))
+    return Replication(factor, minimum, asked, any(said), is_firm(config))
+
+
+def is_firm(config: Mapping[str, str]) -> bool:
+    """See `Replication.firm`."""
+    return MINIMUM in config or FACTOR in config
 
 
 def is_true(name: str, text: str) -> bool:

@@ -100,11 +100,14 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
         log.close()
     me = Place(broker_id, 0)  # whoever is registered has another epoch, and is elected
 
-    def state(name: str, directory: str, factor: int, minimum: int) -> Put:
+    def state(name: str, directory: str, factor: int, minimum: int, *, firm: bool = False) -> Put:
         epochs = load_epochs(files, directory)
         latest = epochs[0].latest if epochs is not None else 0
         found = msgspec.structs.replace(
-            new_state([me], factor=factor, minimum=minimum), leader=None, leader_broker_epoch=0, leader_epoch=latest
+            new_state([me], factor=factor, minimum=minimum, firm=firm),
+            leader=None,
+            leader_broker_epoch=0,
+            leader_epoch=latest,
         )
         return log_key(b"", name), encode_state(found)
 
@@ -125,7 +128,7 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
         for index in range(value["partitions"]):
             old, new = topic_directory(name, index), topic_directory(name, index, uid)
             now = new if files.exists(new) else old
-            puts.append(state(topic_log(uid, index), now, said.factor, said.minimum))
+            puts.append(state(topic_log(uid, index), now, said.factor, said.minimum, firm=said.firm))
             moves.append((old, new))
     return Work(homes, 1 if has_ids else TRANSACTION_LOGS, puts, moves)
 

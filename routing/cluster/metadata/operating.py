@@ -22,6 +22,7 @@ from core_log.replication.moves import asked, begun, lasting_insync, preferred, 
 from core_log.replication.state import LogState, encode, log_key
 from routing.cluster.metadata import records
 from routing.cluster.metadata.elections import Known, broker_states, places_of, say_unclean
+from routing.cluster.metadata.placement import minimum_now
 from routing.cluster.metadata.rebalance import Shape, plan
 from routing.cluster.metadata.records import (
     SETTINGS,
@@ -218,15 +219,17 @@ async def allow_unclean(cluster: Cluster, logs: Sequence[str], *, on: bool) -> N
     await _alter(cluster, logs, lambda state: msgspec.structs.replace(state, unclean=on))
 
 
-async def require_insync(cluster: Cluster, logs: Sequence[str], minimum: int) -> None:
+async def require_insync(cluster: Cluster, logs: Sequence[str], minimum: int, *, firm: bool = True) -> None:
     """So many replicas of these logs have to be in sync for anything to be committed. More than are in sync now, and
-    stay, is asked for once they are. Raises StorageUnavailable.
+    stay, is asked for once they are; where it is not `firm`, once they have all their replicas. Raises
+    StorageUnavailable.
     """
 
     def changed(state: LogState) -> LogState:
-        now = minimum if lasting_insync(state) >= minimum else min(state.min_insync, minimum)
-        state = msgspec.structs.replace(state, minimum=minimum, min_insync=now)
-        return state.with_isr(state.isr, state.elr)
+        state = msgspec.structs.replace(state, minimum=minimum, firm=firm)
+        wanted = minimum_now(state)
+        now = wanted if lasting_insync(state) >= wanted else min(state.min_insync, wanted)
+        return msgspec.structs.replace(state, min_insync=now).with_isr(state.isr, state.elr)
 
     await _alter(cluster, logs, changed)
 
@@ -319,7 +322,8 @@ def factor_of(state: LogState) -> int:
 def _replicas_min(state: LogState) -> int:
     """How many replicas a log has to have: its minimum, also while too few are in sync for it to hold."""
     count = len(wanted(state))
-    return max(state.min_insync, state.minimum if count >= max(state.factor, state.minimum) else 0)
+    enough = state.minimum if state.firm else max(state.factor, state.minimum)
+    return max(state.min_insync, state.minimum if count >= enough else 0)
 
 
 def _all_of(state: LogState) -> tuple[int, ...]:

@@ -4,7 +4,8 @@
    partitions of a topic, and of all homes, are spread over the brokers.
 2. Replicas of one log stand in different racks, as far as there are enough.
 3. A log may have fewer replicas than it should, because there were too few brokers: it grows with the cluster. Its
-   minimum of replicas in sync rises only when that many are in sync, and stay.
+   minimum of replicas in sync rises only when that many are in sync, and stay; one that nobody asked for not before it
+   has all its replicas.
 """
 
 from __future__ import annotations
@@ -52,14 +53,21 @@ def ring(places: Iterable[Place], start: int, count: int, held: Mapping[int, int
 
 
 def new_state(
-    places: Sequence[Place], *, factor: int, minimum: int, unclean: bool = False, strict: bool = False
+    places: Sequence[Place],
+    *,
+    factor: int,
+    minimum: int,
+    unclean: bool = False,
+    strict: bool = False,
+    firm: bool = False,
 ) -> LogState:
     """The state of a log that nothing is in yet: all its replicas are in sync, the first leads. `factor` and `minimum`
     are what it should have; `unclean` is whether others may lead it when none of those in sync is left, `strict`
-    whether the minimum holds though there are fewer brokers.
+    whether the minimum holds though there are fewer brokers, `firm` whether somebody asked for it.
     """
     first = places[0]
-    now = minimum if strict or len(places) >= factor else min(minimum, minimum_of(len(places)))
+    enough = strict or len(places) >= (minimum if firm else factor)
+    now = minimum if enough else min(minimum, minimum_of(len(places)))
     return LogState(
         replicas=tuple(place.broker for place in places),
         isr=tuple((place.broker, place.epoch) for place in places),
@@ -69,6 +77,7 @@ def new_state(
         min_insync=now,
         factor=factor,
         minimum=minimum,
+        firm=firm,
         unclean=unclean,
     )
 
@@ -104,10 +113,17 @@ def grown(state: LogState, places: Sequence[Place], start: int) -> LogState:
         added = tuple(place.broker for place in others[:lacking])
         if added:
             state = msgspec.structs.replace(state, replicas=_rotated((*state.replicas, *added), start))
-    wanted = state.minimum if len(state.replicas) >= state.factor else min(state.minimum, minimum_of(len(state.isr)))
+    wanted = minimum_now(state)
     if state.min_insync < wanted <= lasting_insync(state):
         state = msgspec.structs.replace(state, min_insync=wanted)
     return state
+
+
+def minimum_now(state: LogState) -> int:
+    """What the minimum of a log should be with the replicas that it has, once enough of them are in sync."""
+    if state.firm or len(state.replicas) >= state.factor:
+        return state.minimum
+    return min(state.minimum, minimum_of(len(state.isr)))
 
 
 def _rotated(replicas: Sequence[int], start: int) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ async def led(brokers: Mesh, **config: str) -> tuple[Member, TopicPartition]:
             (partition,) = topic.partitions
             if partition.leadership is not None and partition.leadership.refusal() is None:
                 found.append((member, partition))
-        return bool(found) and len(found[0][1].leadership.standing.isr) == 3  # type: ignore[union-attr]
+        return bool(found) and len(found[0][1].leadership.standing.isr) == len(brokers.members)  # type: ignore[union-attr]
 
     await until(leads)
     return found[0]
@@ -223,3 +223,20 @@ async def test_a_minimum_that_is_set_again_is_that_of_all_partitions() -> None:
         state = leader.part.state_of(log)
         assert state is not None
         assert (state.min_insync, state.minimum) == (1, 1)
+        await operating.require_insync(leader.part, [log], 3)
+        await leader.broker.topic_control.alter_topic("t", lambda config: {})
+        state = leader.part.state_of(log)
+        assert state is not None
+        assert (state.min_insync, state.minimum, state.firm) == (2, 2, False)
+
+
+async def test_a_minimum_of_two_counts_at_once_on_two_brokers() -> None:
+    async with mesh(2) as brokers:
+        leader, _ = await led(brokers, **{"min.insync.replicas": "2"})
+        state = leader.part.state_of(topic_log(leader.broker.topics["t"].uid, 0))
+        assert state is not None
+        assert (len(state.replicas), state.min_insync) == (2, 2)
+        await leader.broker.topic_control.alter_topic("t", lambda config: {})
+        state = leader.part.state_of(topic_log(leader.broker.topics["t"].uid, 0))
+        assert state is not None
+        assert (state.min_insync, state.minimum) == (1, 2), "as if nobody had asked for any"

@@ -129,7 +129,9 @@ def check(files: MemoryFiles, store: EtcdStore, ids: dict[str, bytes]) -> None:
         latest = 0 if epochs is None else epochs[0].latest
         assert epochs is not None or not any(file.endswith(".log") for file in files.list(places[name]))
         minimum = 3 if name.startswith(f"topic-{uids['orders']}") else 2
-        expected = LogState(replicas=(1,), isr=((1, 0),), leader_epoch=latest, factor=3, minimum=minimum)
+        expected = LogState(
+            replicas=(1,), isr=((1, 0),), leader_epoch=latest, factor=3, minimum=minimum, firm=minimum == 3
+        )
         assert state == expected
     assert logs["home-0"].leader_epoch > 0, "it was killed and went on in another epoch"
     assert any(file.endswith(".log") and files.size(f"queues/0/{file}") for file in files.list("queues/0"))

@@ -57,5 +57,16 @@ def test_a_log_grows_as_brokers_come_and_its_minimum_with_its_isr() -> None:
     assert grown(left, THREE, 2).min_insync == 2, "it never falls"
 
 
+def test_a_minimum_that_was_asked_for_counts_as_soon_as_it_can_be_met() -> None:
+    assert new_state(THREE[:2], factor=3, minimum=2).min_insync == 1
+    assert new_state(THREE[:2], factor=3, minimum=2, firm=True).min_insync == 2
+    state = new_state(THREE[:1], factor=3, minimum=2, firm=True)
+    assert state.min_insync == 1
+    state = grown(state, THREE[:2], 0)
+    assert (state.replicas, state.min_insync) == ((1, 2), 1)
+    assert grown(msgspec.structs.replace(state, isr=((1, 11), (2, 12))), THREE[:2], 0).min_insync == 2
+    assert decode(encode(state)) == state
+
+
 def test_the_number_of_a_log() -> None:
     assert [start_of(log) for log in ("home-3", "topic-ab-12", "else")] == [3, 12, 0]
