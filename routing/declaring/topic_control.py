@@ -307,6 +307,11 @@ class TopicControl:
         # What the states of its logs say counts; the entry comes last, and says that all of it is so.
         await self._tell_logs(topic, topic.config, config, minimum=minimum)
         await self._alter(name, lambda: self.check_altered(name, change))
+        while True:  # of what is altered at two brokers at once, the entry that came last is so everywhere
+            told, config = config, topic.config
+            await self._tell_logs(topic, told, config, minimum=minimum)
+            if topic.config == config:
+                return
 
     async def _tell_logs(
         self, topic: Topic, before: Mapping[str, str], config: Mapping[str, str], *, minimum: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import trio
 
@@ -228,6 +230,25 @@ async def test_a_minimum_that_is_set_again_is_that_of_all_partitions() -> None:
         state = leader.part.state_of(log)
         assert state is not None
         assert (state.min_insync, state.minimum, state.firm) == (2, 2, False)
+
+
+async def test_of_two_minima_that_are_set_at_once_the_last_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with mesh() as brokers:
+        leader, _ = await led(brokers)
+        other = next(member for member in brokers.members.values() if member is not leader)
+        control = leader.broker.topic_control
+        write = control._alter
+
+        async def write_later(name: str, config_of: Callable[[], dict[str, str]]) -> None:
+            await other.broker.topic_control.alter_topic("t", lambda config: config | {"min.insync.replicas": "1"})
+            await write(name, config_of)
+
+        monkeypatch.setattr(control, "_alter", write_later)
+        await control.alter_topic("t", lambda config: config | {"min.insync.replicas": "3"})
+        assert leader.broker.topics["t"].config["min.insync.replicas"] == "3"
+        state = leader.part.state_of(topic_log(leader.broker.topics["t"].uid, 0))
+        assert state is not None
+        assert (state.min_insync, state.minimum) == (3, 3)
 
 
 async def test_a_minimum_of_two_counts_at_once_on_two_brokers() -> None:
