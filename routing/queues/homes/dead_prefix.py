@@ -19,7 +19,9 @@ def delete_dead_prefix(partition: QueuePartition) -> None:
     log = partition.log
     if log.error is not None or len(log.segments) < 2:
         return
-    safe = log.flushed_offset if log.config.fsync == "interval" else log.committed_offset
+    safe = log.committed_offset  # where others have replicas, as well
+    if log.config.fsync == "interval":
+        safe = min(safe, log.flushed_offset)
     if partition.moved_before > safe:
         log.request_sync()  # the only copies of what was moved
         return

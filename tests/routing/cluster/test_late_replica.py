@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import trio
 
 from routing.queues.homes.relocation import end_of_stragglers
@@ -81,3 +83,33 @@ async def test_ids_sizes_and_counts_of_returns_are_known_to_a_replica_that_comes
         await confirmed(late, client)
         assert [body for body, _ in await late.drain("once")] == ["new"]
         assert [body for body, _ in await late.drain("counted")] == ["old"]
+
+
+async def test_what_was_written_again_is_there_twice_until_all_replicas_in_sync_have_it() -> None:
+    around: dict[str, Any] = {"queue_segment_bytes": SEGMENT_BYTES, "stripe_cache_bytes": 100_000}
+    async with mesh(3, fsync="interval", fsync_interval_ms=10, **around) as brokers:
+        one = brokers.leader(0)
+        for member in brokers.members.values():
+            member.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await one.queue("crowd")
+        client = one.client()
+        await client.publish_safely("q", "straggler")
+        for first in range(0, CROWD, 2_000):
+            await client.publish_safely("crowd", *range(first, first + 2_000))
+        await one.broker.purge_queue("crowd")
+        await all_committed(one, 0)
+        await brokers.kill(one.me)
+        one = await brokers.settled(0)
+        await one.client().publish_safely("q", "late")  # in this epoch queues are defined behind what may go
+        await one.client().publish_safely("crowd", "late")
+        await all_committed(one, 0)
+        home = one.home("crowd")
+        one.cut()
+        one.broker.checkpoints.take(home)
+        await until(lambda: home.moves)
+        await until(lambda: home.log.flushed_offset >= home.moved_before)
+        assert home.log.high_watermark < home.moved_before, "nobody else has it"
+        home.delete_dead_prefix()
+        assert home.log.log_start_offset == 0
+        assert one.log(0).segments[1].base_offset < home.first_live_offset, "else it would stay anyway"
