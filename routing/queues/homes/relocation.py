@@ -31,7 +31,7 @@ from routing.queues.fact_columns import Columns, to_columns
 from routing.queues.homes.home_records import SlabReader
 from routing.queues.homes.standby import Standby
 from routing.queues.packed_ranges import Range, merged, pack, unpack, without
-from routing.queues.settlement import SETTLED_KEY, decode_settled
+from routing.queues.settlement import RECEIVED_KEY, SETTLED_KEY, decode_settled
 
 if TYPE_CHECKING:
     from routing.queues.homes.queue_partition import QueuePartition
@@ -176,7 +176,7 @@ def _runs(standby: Standby, before: int) -> list[_Run]:
 
 
 class _Gone:
-    """What was settled since the checkpoint, by queue id: from the journal, and what is not yet written."""
+    """What was settled or received since the checkpoint, by queue id: from the journal, and what is not yet written."""
 
     def __init__(self, partition: QueuePartition) -> None:
         self._partition = partition
@@ -205,12 +205,13 @@ class _Gone:
         """By queue, sorted."""
         entries = self._journal.entries
         for entry in entries[self._seen :]:
-            if entry.key == SETTLED_KEY:
+            if entry.key in (SETTLED_KEY, RECEIVED_KEY):
                 for queue_id, first, count in decode_settled(entry.value):
                     self._ranges[queue_id].append((first, count))
         self._seen = len(entries)
         ranges = {queue_id: list(parts) for queue_id, parts in self._ranges.items()}
-        for queue_id, first, count in self._partition.unsealed.settled:
+        unsealed = self._partition.unsealed
+        for queue_id, first, count in (*unsealed.settled, *unsealed.received):
             ranges.setdefault(queue_id, []).append((first, count))
         return {queue_id: merged(parts) for queue_id, parts in ranges.items()}
 

@@ -14,6 +14,7 @@ from routing.message import Slab
 from routing.queues.homes.moves import Moves
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.homes.relocation import end_of_stragglers
+from routing.unsettled import Outcome
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
 
 CONFIG: dict[str, Any] = {"stripes": 1, "queue_segment_bytes": 200_000, "stripe_cache_bytes": 100_000}
@@ -86,6 +87,28 @@ async def test_a_delivered_message_does_not_keep_what_was_acknowledged_behind_it
         assert running.count("q") == 0
     async with engine(files, **CONFIG) as running:
         assert await running.drain("q") == []
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["not written yet", "written"])
+async def test_what_is_received_meanwhile_is_not_written_again(sealed: bool) -> None:
+    async with engine(MemoryFiles(), **CONFIG) as running:
+        client = await held(running, "first", "second")
+        home = running.home("q")
+        await crowd(running)
+        assert end_of_stragglers(home)
+        running.broker.checkpoints.take(home)  # it looks for them in a thread, and writes them again behind that
+        client.session.settle(1, 1, Outcome.RECEIVED)
+        if sealed:
+            home.seal_all()
+        while home in running.broker.checkpoints._under_way:
+            await trio.sleep(0.001)
+        await running.synced()
+        assert [count for _, count, _ in home.moves.all()] == [1]
+        assert [count for count in home.live.blocks.values() if count] == [1]
+        client.ack(2)
+        await running.synced()
+        assert not home.live.blocks
+        assert not home.moves
 
 
 @endings
