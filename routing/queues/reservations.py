@@ -285,8 +285,11 @@ def restore(queue: Queue, state: Mapping[str, Any]) -> None:
 
 
 def records(queue: Queue) -> Iterator[tuple[bytes, bytes]]:
-    """All of it for a log that has forgotten its beginning."""
-    for reader, found in (queue.reserved or {}).items():
+    """All of it for a log that has forgotten its beginning; readers may come and go before the next is asked for."""
+    for reader in list(queue.reserved or ()):
+        found = (queue.reserved or {}).get(reader)
+        if found is None:
+            continue
         end = found.position
         for at in range(0, len(found.ranges), RANGES_MAX):
             ranges = found.ranges[at : at + RANGES_MAX]

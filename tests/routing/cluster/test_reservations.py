@@ -6,6 +6,8 @@ import pytest
 import trio
 
 from routing.errors import BrokerError, PreconditionFailed
+from routing.queues.homes.carried_states import carried_states
+from routing.queues.settlement import RESERVED_KEY, decode_reserved
 from tests.routing.test_readers import ask, browse, read, reserve, texts
 from tests.support.home_cluster import Member, mesh, until
 
@@ -81,3 +83,21 @@ async def test_a_replica_that_comes_late_knows_what_is_reserved() -> None:
         with pytest.raises(PreconditionFailed):
             await read(leader, 9, 14)
         assert [body for body, _ in await leader.drain("q")] == texts(14, 20)
+
+
+async def test_readers_come_and_go_while_a_late_replica_is_told_of_them() -> None:
+    async with mesh(2) as brokers:
+        one = brokers.members[1]
+        await one.queue("q")
+        one = await brokers.settled(one.home("q").index)
+        await one.client().publish_safely("q", *range(10))
+        for reader in ("first", "second", "third"):
+            await reserve(one, 0, 2, reader=reader)
+        carried = carried_states(one.home("q"))
+        told = [next(carried)]
+        await ask(one, "queues.give_back", reader="second")
+        for reader in ("fourth", "fifth"):
+            await reserve(one, 0, 1, reader=reader)
+        told += carried
+        readers = [decode_reserved(value).reader for key, value in told if key == RESERVED_KEY]
+        assert readers == ["first", "third"], "of the others the log says it anyway, behind where this began"
