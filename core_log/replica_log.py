@@ -44,6 +44,10 @@ class ReplicaLog(PartitionLog):
     """
     on_lost: Callable[[], None] | None = None
     """Called before records are cut off that may have been committed: others may stand at their offsets later."""
+    needed_from: int | None = None
+    """Somebody has yet to note what stands behind this: until then nothing goes because it has gone at the leader."""
+    leader_start = 0
+    """Where the leader's log begins."""
 
     @classmethod
     def open_replica(
@@ -168,6 +172,15 @@ class ReplicaLog(PartitionLog):
         offset = min(offset, self.local_committed)
         if offset > self.high_watermark:
             self.high_watermark = self.committed_offset = offset
+            for listener in tuple(self.listeners):
+                listener(self)
+
+    def follow_start(self, offset: int) -> None:
+        """The leader's log begins there, and this one as well, as soon as `needed_from` allows it."""
+        has_moved, self.leader_start = offset > self.leader_start, max(self.leader_start, offset)
+        if self.needed_from is None or self.leader_start <= self.needed_from:
+            self.delete_prefix(self.leader_start)
+        elif has_moved:
             for listener in tuple(self.listeners):
                 listener(self)
 

@@ -106,7 +106,7 @@ class Follower:
             log.on_known(min(message.high_watermark, log.log_end_offset))
         log.sync_to(message.sync_before)
         self.log_advanced()
-        log.delete_prefix(message.log_start)
+        log.follow_start(message.log_start)
 
     def _append(self, batches: tuple[BytesLike, ...]) -> None:
         try:

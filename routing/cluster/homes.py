@@ -131,6 +131,7 @@ class Homes:
                 logger.error("%s cannot be opened: %s", name, error)
                 self._broker.spawn(self._look_again, index)
                 return
+            log.needed_from = log.log_start_offset  # until its standby knows better
             here = self._here[index] = _Here(index, log, Waiting(self._broker, log, name))
             log.on_lost = partial(self._forget, here)
             self._broker.spawn(self._conduct, here)
@@ -179,6 +180,7 @@ class Homes:
     def _forget(self, here: _Here) -> None:
         logger.warning("%s: what was committed is cut off, its queues are what the log says", home_log(here.index))
         here.lost = True
+        here.log.needed_from = here.log.log_start_offset
         self._broker.checkpoints.drop(here.log)
         here.wake()
 

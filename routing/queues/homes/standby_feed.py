@@ -6,7 +6,8 @@
    nothing else touches the standby; once the task has ended it is whoever's that ended it (`stop`).
 3. Which of the queues that a log names are deleted is the topology's to say, and that may be behind the log: nothing is
    dropped unless who asks has caught up first (`Known`).
-4. It has checkpoints of its own, as a leader has, so that a start need not read all of the log.
+4. It has checkpoints of its own, as a leader has, so that a start need not read all of the log; and before its log
+   begins where the leader's begins now, as what stands before that may be said nowhere else (ids, sizes, returns).
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class StandbyFeed:
         self._save = save
         self._known = known
         self._unsaved_bytes = 0
+        self._tried_for = 0
+        """For this beginning of the leader's log a checkpoint was to be saved."""
         self._loaded = False
         self._scope = trio.CancelScope()
         self._over: trio.Event | None = None
@@ -88,13 +91,13 @@ class StandbyFeed:
 
     async def _something_committed(self) -> None:
         """What comes soon after is taken along."""
-        if self._log.high_watermark <= self.standby.offset:
+        if self._log.high_watermark <= self.standby.offset and not self._holds_up:
             self._advanced = trio.Event()
             await self._advanced.wait()
         await trio.sleep(_INTERVAL_S)
 
     def _log_advanced(self, log: PartitionLog) -> None:
-        if log.high_watermark > self.standby.offset:
+        if log.high_watermark > self.standby.offset or self._holds_up:
             self._advanced.set()
 
     async def stop(self) -> Standby:
@@ -111,6 +114,7 @@ class StandbyFeed:
             self._loaded = True
             if found is not None:
                 self.standby = found.standby
+            self._log.needed_from = self.standby.offset
 
     async def _catch_up(self) -> None:
         log, standby = self._log, self.standby
@@ -124,8 +128,16 @@ class StandbyFeed:
                 continue  # it has gone since, as no queue needs it
             if standby.unfolded > _UNFOLDED_MAX and standby.is_defined:
                 await self._fold(Known(None))
-        if self._unsaved_bytes >= self._checkpoint_interval_bytes and standby.is_whole and standby.is_defined:
+        due = self._unsaved_bytes >= self._checkpoint_interval_bytes or self._holds_up
+        if due and standby.is_whole and standby.is_defined:
+            self._tried_for = log.leader_start
             await self._checkpoint(await self._known())
+
+    @property
+    def _holds_up(self) -> bool:
+        """Whether the log is to begin where the leader's does, once a checkpoint is saved, which was not tried yet."""
+        log = self._log
+        return self._tried_for < log.leader_start <= self.standby.offset and log.leader_start > (log.needed_from or 0)
 
     async def _advance(self, end: int) -> None:
         """Take in a bite of what lies below `end`."""
@@ -201,5 +213,7 @@ class StandbyFeed:
         try:
             await in_thread(lambda: self._save(log, encode_checkpoint(standby)))
             self._unsaved_bytes = 0
+            log.needed_from = standby.offset
+            log.follow_start(log.leader_start)
         except OSError as error:
             logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)

@@ -113,3 +113,35 @@ async def test_what_was_written_again_is_there_twice_until_all_replicas_in_sync_
         home.delete_dead_prefix()
         assert home.log.log_start_offset == 0
         assert one.log(0).segments[1].base_offset < home.first_live_offset, "else it would stay anyway"
+
+
+async def test_ids_are_known_to_a_replica_that_was_killed_when_they_had_gone_from_its_log() -> None:
+    async with mesh(2, queue_segment_bytes=SEGMENT_BYTES, stripe_cache_bytes=100_000) as brokers:
+        for member in brokers.members.values():
+            member.broker.topology.place_queue = lambda queue_id, arguments: 0
+        one = brokers.leader(0)
+        other = next(member for member in brokers.members.values() if member is not one)
+        await one.queue("once", arguments={"x-deduplication-window-ms": 3_600_000})
+        await one.queue("crowd")
+        client = one.client()
+        publish(client, "once", "a", "b", "c")
+        await confirmed(one, client)
+        assert len(await one.drain("once")) == 3
+        for first in range(0, CROWD, 2_000):
+            await client.publish_safely("crowd", *range(first, first + 2_000))
+        await one.broker.purge_queue("crowd")
+        await all_committed(one, 0)
+        await keep_house(one)
+        await until(lambda: other.log(0).log_start_offset > CROWD // 2)
+        disk = await brokers.kill(other.me)
+        await until(lambda: len(one.part.state_of("home-0").isr) == 1)
+        again = await brokers.add(other.me, disk)
+        await until(lambda: len(one.part.state_of("home-0").isr) == 2)
+        await until(lambda: again.log(0).high_watermark == one.log(0).log_end_offset)
+        await brokers.kill(one.me)
+        leader = await brokers.settled(0)
+        assert leader is again
+        client = leader.client()
+        publish(client, "once", "b", "new", "a")
+        await confirmed(leader, client)
+        assert [body for body, _ in await leader.drain("once")] == ["new"]
