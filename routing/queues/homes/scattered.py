@@ -146,6 +146,9 @@ class Scattered:
     async def _load(self, wanted: tuple[list[int], Queue]) -> None:
         offsets, queue = wanted
         runs = await self.read(offsets)
+        for few in (_AT_ONCE_MAX, 1):  # what lies before the first may be more than is kept
+            if offsets[0] not in self._kept and runs and runs[-1].first_offset < offsets[0]:
+                runs = await self.read(offsets[:few])
         # It may lie behind the bytes that are read at once: those before it are not wanted the next time.
         if offsets[0] not in self._kept and (not runs or runs[-1].first_offset >= offsets[0]):
             if len(self._not_there) >= _NOT_THERE_MAX:

@@ -90,3 +90,12 @@ async def test_whether_a_disk_has_to_be_waited_for_is_tried_with_what_is_not_wan
         await running.until(lambda: not one.is_reading_for(queue))
         assert one.reads_ahead(queue) is not cached
         assert all(one.find(offset) for offset in range(first, first + 99))
+
+
+async def test_the_first_in_line_is_read_though_more_lies_before_it_than_is_kept(
+    reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scattered, "_KEPT_BYTES_MAX", 20_000)
+    monkeypatch.setattr(scattered, "_READ_BYTES_MAX", 30)
+    assert await consume_scattered(MemoryFiles()) == EXPECTED
+    assert reads
