@@ -83,6 +83,8 @@ class StandbyFeed:
                     except (OSError, CorruptBatch, OffsetOutOfRange) as error:
                         if not self._log.closed:  # else its directory may be in the trash, and `stop` is near
                             logger.error("%s: its standby cannot go on: %s", self._log.directory, error)
+                        if isinstance(error, CorruptBatch | FileNotFoundError):
+                            self._do_without()  # what is damaged may go with it
                         await trio.sleep(_RETRY_S)
                     await self._something_committed()
         finally:
@@ -129,9 +131,18 @@ class StandbyFeed:
             if standby.unfolded > _UNFOLDED_MAX and standby.is_defined:
                 await self._fold(Known(None))
         due = self._unsaved_bytes >= self._checkpoint_interval_bytes or self._holds_up
-        if due and standby.is_whole and standby.is_defined:
+        if due and standby.is_whole:
             self._tried_for = log.leader_start
-            await self._checkpoint(await self._known())
+            if standby.is_defined:
+                await self._checkpoint(await self._known())
+            else:
+                self._do_without()
+
+    def _do_without(self) -> None:
+        """No checkpoint can be saved of what stands where the leader's log begins by now: this one follows it."""
+        log = self._log
+        log.needed_from = log.leader_start
+        log.follow_start(log.leader_start)
 
     @property
     def _holds_up(self) -> bool:

@@ -201,3 +201,28 @@ async def test_a_standby_goes_on_where_the_log_begins_by_the_time_that_it_reads(
         await feed.stop()
     assert caplog.messages == []
     assert log.log_start_offset == end // 2
+
+
+async def test_what_is_damaged_at_a_follower_goes_with_what_has_gone_at_its_leader() -> None:
+    """Its standby, which cannot read it, held it for ever, and all that came after it."""
+    files = MemoryFiles()
+    await filled(files, queue_segment_bytes=20_000)
+    files.remove("queues/0/checkpoint")
+    flip(files, 0.5)
+    log = ReplicaLog.open_replica(files, "queues/0", LogConfig(), LogFlusher(), wall_clock_ms=lambda: 0)
+    log.high_watermark = end = log.log_end_offset
+    log.needed_from = 0
+
+    async def known() -> Known:
+        return Known(None)
+
+    feed = StandbyFeed(files, log, checkpoint_interval_bytes=1 << 30, save=lambda log, content: None, known=known)
+    log.follow_start(end // 2)
+    assert log.log_start_offset == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.run)
+        with trio.fail_after(5):
+            while feed.standby.offset < end:
+                await trio.sleep(0.001)
+        await feed.stop()
+    assert log.log_start_offset == end // 2

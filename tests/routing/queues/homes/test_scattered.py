@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from core_log.files import Files, OsFiles
 from core_log.memory_files import MemoryFiles
@@ -95,7 +96,9 @@ async def test_whether_a_disk_has_to_be_waited_for_is_tried_with_what_is_not_wan
 async def test_the_first_in_line_is_read_though_more_lies_before_it_than_is_kept(
     reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scattered, "_KEPT_BYTES_MAX", 20_000)
+    monkeypatch.setattr(scattered, "_KEPT_BYTES_MAX", 2_000)
     monkeypatch.setattr(scattered, "_READ_BYTES_MAX", 30)
-    assert await consume_scattered(MemoryFiles()) == EXPECTED
-    assert reads
+    monkeypatch.setattr(scattered, "_STRETCH_MAX", 0)
+    with trio.fail_after(20):
+        assert await consume_scattered(MemoryFiles()) == EXPECTED
+    assert len(reads) < COUNT
