@@ -127,7 +127,7 @@ class LogStates:
             try:
                 await self._store.change([Guard(key, mod_revision=revision)], [(key, encode(later))])
             except Conflict:
-                return  # that will be told, or was
+                break  # that will be told, or was
             except MetadataUnavailable as error:
                 self._waiting.failed(error, replica.name)
                 await trio.sleep(_RETRY_S)
