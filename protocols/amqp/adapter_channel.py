@@ -336,10 +336,9 @@ class Channel:
                 self.deliver(consumer, first_id + index, slab, index, index + 1, False)
             return
         heads: list[DeliveryHeads] = [consumer.context.heads for consumer in consumers]
-        ends = shared_ends(slab.exchange, False)
-        run = MixedRun(
-            self.number, [ends[key] for key in slab.keys or ()], _raws_of(slab, 0, len(slab.bodies)), slab.bodies
-        )
+        count, ends = len(slab.bodies), shared_ends(slab.exchange, False)
+        around = [ends[key] for key in slab.keys or [slab.routing_key] * count]
+        run = MixedRun(self.number, around, _raws_of(slab, 0, count), slab.bodies)
         self.write(run.encode_each(heads, first_id))
 
     def _deliver_mixed(

@@ -95,3 +95,16 @@ async def test_it_makes_no_difference_where_they_go_one_by_one(world: World, tog
         assert mine == [one for one in expected if one[0] == f"tag {at}"]
     if why in ("acknowledging", "waiting", "expiring", "two sessions"):
         assert not together
+
+
+async def test_messages_of_one_key_go_each_where_its_headers_lead(world: World, together: list[int]) -> None:
+    client = await world.client()
+    await consuming(client, range(QUEUES))
+    for at in range(QUEUES):
+        bound = methods.QueueBind(queue=f"q{at}", exchange="amq.headers", routing_key="", arguments={"at": at})
+        await client.calls(bound)
+    raws = [encode_properties(BasicProperties(headers={"at": at})) for at in range(QUEUES)]
+    await client.send(b"".join(publish("key", b"x", exchange="amq.headers", raw=raw) for raw in raws))
+    got = [(method.consumer_tag, method.exchange, method.routing_key, raw) for _, method, raw, _ in client.take()]
+    assert got == [(f"tag {at}", "amq.headers", "key", raw) for at, raw in enumerate(raws)]
+    assert together
