@@ -141,7 +141,7 @@ class RandomMatcher(Matcher):
     """One of the destinations, by chance."""
 
     to_all = False
-    varies = True
+    varies = by_chance = True
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._bindings: list[Binding] = []

@@ -27,6 +27,9 @@ class Matcher:
     varies = False
     """Whether messages with equal routing keys may go to different places; then each is asked for anew."""
 
+    by_chance = False
+    """Whether that goes for messages that are alike in all else, too."""
+
     to_all = True
     """Whether a message goes to all destinations that match, whatever others there are."""
 

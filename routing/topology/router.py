@@ -33,8 +33,8 @@ _FEW = 4
 
 class Reached(NamedTuple):
     """Where a message goes; `divided`: queues that an exchange chose among others; `varies`: more than its keys had
-    a say; `delayed`: it passed an exchange where messages may ask to wait; `histories`: exchanges that remember it;
-    `once_in_ms`: in this time no queue gets it twice.
+    a say; `by_chance`: more than the message; `delayed`: it passed an exchange where messages may ask to wait;
+    `histories`: exchanges that remember it; `once_in_ms`: in this time no queue gets it twice.
     """
 
     queues: tuple[Queue, ...]
@@ -44,6 +44,7 @@ class Reached(NamedTuple):
     histories: tuple[RecentHistoryMatcher, ...]
     once_in_ms: int
     divided: tuple[Queue, ...] = ()
+    by_chance: bool = False
 
 
 class Router:
@@ -119,7 +120,9 @@ class Router:
             if route is not None:
                 return [(route, slab)]
             if slab.raws is None:
-                return [(self._find(slab.exchange, slab.routing_key, slab.properties), slab)]
+                route, by_chance = self._find(slab.exchange, slab.routing_key, slab.properties)
+                if not by_chance or len(slab.bodies) == 1:
+                    return [(route, slab)]
             routes = self._routes_of(slab, by_key)
         else:
             try:
@@ -135,14 +138,14 @@ class Router:
     def _routes_of(self, slab: Slab, known: dict[str, Route]) -> list[Route]:
         """The route of each message, where not all are known."""
         exchange, keys = slab.exchange, slab.keys or [slab.routing_key] * len(slab)
-        return [known.get(key) or self._find(exchange, key, slab.properties_of(at)) for at, key in enumerate(keys)]
+        return [known.get(key) or self._find(exchange, key, slab.properties_of(at))[0] for at, key in enumerate(keys)]
 
     def routed_to_all(self, slab: Slab, keys: Sequence[str]) -> list[tuple[Route, Slab]]:
         """As `routed`, for messages of one key that go wherever `keys` lead as well; every place gets them once."""
         exchange = self._entrance(slab.exchange)
         every = (slab.routing_key, *keys)
-        route, varies = self._route(exchange, every, slab.properties_of(0))
-        if not varies:
+        route, reached = self._route(exchange, every, slab.properties_of(0))
+        if not reached.varies:
             return [(route.with_copies(keys), slab)]
         others = [self._route(exchange, every, slab.properties_of(at))[0] for at in range(1, len(slab.bodies))]
         return [(route.with_copies(keys), part) for route, part in in_parts(slab, [route, *others])]
@@ -160,8 +163,8 @@ class Router:
             key = slab.key_of(at)
             route = routes.get(key)
             if route is None:
-                route, varies = self._route(exchange, (key, *further), slab.properties_of(at))
-                if not varies:
+                route, reached = self._route(exchange, (key, *further), slab.properties_of(at))
+                if not reached.varies:
                     routes[key] = route
             found.append(route)
         return in_parts(slab, found)
@@ -193,22 +196,23 @@ class Router:
             raise AccessRefused(f"cannot publish to internal exchange '{name}' in vhost '{self._vhost.name}'")
         return exchange
 
-    def _find(self, exchange: str, key: str, properties: Properties) -> Route:
-        route, varies = self._route(self._vhost.exchange(exchange), (key,), properties)
-        if not varies:
+    def _find(self, exchange: str, key: str, properties: Properties) -> tuple[Route, bool]:
+        """The route of a message, remembered if it can be, and whether chance had a say."""
+        route, reached = self._route(self._vhost.exchange(exchange), (key,), properties)
+        if not reached.varies:
             self._cached += 1
             cache = self._by_exchange.get(exchange)
             if cache is None:  # all was forgotten meanwhile
                 cache = self._by_exchange[exchange] = RouteCache()
             cache.put(key, route)
-        return route
+        return route, reached.by_chance
 
-    def _route(self, exchange: Exchange, keys: Sequence[str], properties: Properties) -> tuple[Route, bool]:
-        """The route of a message with these keys, and whether more than they had a say."""
+    def _route(self, exchange: Exchange, keys: Sequence[str], properties: Properties) -> tuple[Route, Reached]:
+        """The route of a message with these keys, and what it was made of."""
         reached = self.resolve(exchange, keys, lambda: properties.neutral)
         if self._cached >= self._routes_cached_max:
             self.forget_all()
-        key = reached._replace(varies=False) if reached.varies else reached
+        key = reached._replace(varies=False, by_chance=False) if reached.varies else reached
         route = self._kept.get(key) or self._equal.get(key)
         if route is None:
             for queue in reached.queues if exchange.name else ():
@@ -222,7 +226,7 @@ class Router:
             self._equal[key] = route
             if reached.varies:
                 self._keep(key, route)
-        return route, reached.varies
+        return route, reached
 
     def _keep(self, key: Reached, route: Route) -> None:
         if len(self._kept) >= self._routes_cached_max:
@@ -237,7 +241,7 @@ class Router:
         queues: dict[Queue, bool] = {}
         topics: dict[Topic | Elsewhere, None] = {}
         histories: list[RecentHistoryMatcher] = []
-        varies = delayed = False
+        varies = by_chance = delayed = False
         once_in_ms = 0
         seen = {exchange.name}
         pending = [(exchange, False)]
@@ -246,6 +250,7 @@ class Router:
             matcher = current.matcher
             divided = divided or not matcher.to_all
             varies = varies or matcher.varies
+            by_chance = by_chance or matcher.by_chance
             delayed = delayed or current.delayed
             once_in_ms = max(once_in_ms, current.once_in_ms)
             if isinstance(matcher, RecentHistoryMatcher):
@@ -282,7 +287,7 @@ class Router:
                 elif vhost.others is not None and (away := vhost.others.queue(name)) is not None:
                     topics[away] = None
         chosen = tuple(queue for queue, divided in queues.items() if divided)
-        return Reached(tuple(queues), tuple(topics), varies, delayed, tuple(histories), once_in_ms, chosen)
+        return Reached(tuple(queues), tuple(topics), varies, delayed, tuple(histories), once_in_ms, chosen, by_chance)
 
     def send_recent(self, slabs: Sequence[Slab], destination: Destination) -> None:
         """Give a destination that was just bound what its exchange remembers, as far as logs take it."""
