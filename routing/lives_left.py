@@ -33,7 +33,8 @@ def lives_left_ms(consumer: Consumer, first_id: int, count: int) -> list[int | N
         return None
     offsets: Sequence[int]
     if session.given is not None:
-        offsets = range(session.given, session.given + count) if isinstance(session.given, int) else session.given
+        first_given, offsets = session.given
+        offsets = offsets[first_id - first_given : first_id - first_given + count]
     else:
         entry = entry_at(session.unsettled, first_id)
         if entry.queue is not queue:  # it was passed, as nothing is that expires

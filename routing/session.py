@@ -69,9 +69,9 @@ class Session(Settling):
         self.transaction: Transaction | None = None
         """What publishes and settlements go into instead of taking effect."""
         self.next_id, self.published = 1, 0  # of the next delivery; how many messages came
-        self.given: int | list[int] | None = None
-        """Where in their queue messages lie that are handed over now and are settled by that: from an offset on, or at
-        these."""
+        self.given: tuple[int, Sequence[int]] | None = None
+        """Of messages that are handed over now and are settled by that: the id of the first, and where they lie in
+        their queue."""
         self.confirms = Confirms(self)
 
     # --- publishing --------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Session(Settling):
         first = self.next_id
         self.next_id = end = first + count
         if consumer.no_ack:
-            self.given = offset
+            self.given = first, range(offset, offset + count)
             self._deliver(consumer, first, slab, start, stop, redelivered)
             self.given = None
             consumer.queue.settle(offset, count)
@@ -289,7 +289,7 @@ class Session(Settling):
         first = self.next_id
         self.next_id = end = first + count
         if consumer.no_ack:
-            self.given = offsets
+            self.given = first, offsets
             self._deliver(consumer, first, slab, 0, count, redelivered)
             self.given = None
             queue.settle_offsets(offsets)

@@ -26,9 +26,9 @@ class Delivery(NamedTuple):
     payload: bytes
 
 
-async def client_5(world: World, client_id: str) -> Client:
+async def client_5(world: World, client_id: str, properties: bytes = b"") -> Client:
     client = world.open()
-    await client.send(connect_5(client_id))
+    await client.send(connect_5(client_id, properties))
     assert client.take()[:1] == b"\x20"
     return client
 
@@ -173,6 +173,21 @@ async def test_mqtt_3_3_2_6_what_is_left_of_an_expiry_is_told(
     world.broker.end_turn()
     left = block(message_expiry=7)
     assert [(one.payload, one.block) for one in deliveries_5(client)] == [(b"1", left), (b"2", b""), (b"3", left)]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_expiries_stay_with_their_messages_behind_one_that_is_too_large(world: World, qos: int) -> None:
+    client, publisher = await client_5(world, "c", block(packet_bytes_max=60)), await client_5(world, "p")
+    assert await subscribe(client, ("a", qos)) == bytes((qos,))
+    client.outbox.writable = False
+    sent = [(b"1" * 100, 1000), (b"2", 2000), (b"3" * 100, 3000), (b"4", 4000), (b"5", 5000)]
+    await publisher.send(*(publish_5("a", payload, block(message_expiry=expiry_s)) for payload, expiry_s in sent))
+    client.outbox.writable = True
+    assert client.adapter.session is not None
+    client.adapter.session.resume()
+    world.broker.end_turn()
+    expected = [(payload, block(message_expiry=expiry_s)) for payload, expiry_s in sent if len(payload) == 1]
+    assert [(one.payload, one.block) for one in deliveries_5(client)] == expected
 
 
 async def test_what_is_handed_on_at_once_has_all_of_its_expiry(world: World) -> None:
