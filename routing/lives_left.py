@@ -48,7 +48,12 @@ def lives_left_ms(consumer: Consumer, first_id: int, count: int) -> list[int | N
                 begin, gone_ms = at + run.first - first, now_ms - run.timestamp_ms
                 left[begin : begin + len(run.facts)] = [life_left_ms(one, gone_ms) for one in run.facts]
         at += length
-    return left if left.count(None) < count else None
+    if left.count(None) == count:
+        return None
+    if isinstance(offsets, range):
+        return left
+    by_place = dict(zip(sorted(offsets), left, strict=True))  # which may be in any order, as those that were delayed
+    return [by_place[offset] for offset in offsets]
 
 
 def life_left_ms(facts: int, gone_ms: int) -> int | None:

@@ -8,8 +8,9 @@ import pytest
 from trio.testing import MockClock
 
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions
+from routing.facts import pack
 from routing.message import Properties, Slab
-from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.conftest import Client, World, later
 from tests.protocols.mqtt.wire import packets, publish
 from tests.protocols.mqtt.wire_5 import block, connect_5, publish_5, subscribe_5, unsubscribe_5
 
@@ -188,6 +189,32 @@ async def test_expiries_stay_with_their_messages_behind_one_that_is_too_large(wo
     world.broker.end_turn()
     expected = [(payload, block(message_expiry=expiry_s)) for payload, expiry_s in sent if len(payload) == 1]
     assert [(one.payload, one.block) for one in deliveries_5(client)] == expected
+
+
+async def test_expiries_stay_with_their_messages_that_come_in_another_order(
+    mock_clock: MockClock, world: World
+) -> None:
+    client = await client_5(world, "c")
+    assert await subscribe(client, ("a", 1)) == b"\1"
+    arguments = {"x-delayed-type": "fanout"}
+    await world.broker.declare_exchange("late", "x-delayed-message", arguments=arguments)
+    await world.broker.bind("exchange", "amq.topic", "late", "")
+    session = world.broker.session(client.adapter, protocol="x", owner=object())
+    client.outbox.writable = False
+    asked = [(b"1", 3000, 100_000), (b"2", 1000, 200_000), (b"3", 2000, 300_000)]
+    facts = [pack(True, ttl_ms=ttl_ms, delay_ms=delay_ms) for _, delay_ms, ttl_ms in asked]
+    bodies = [body for body, _, _ in asked]
+    common = Properties("mqtt", b"\1", persistent=True)
+    session.publish(Slab("late", "a", common, bodies, raws=[b"\1"] * 3, facts=facts))
+    world.broker.end_turn()
+    for _ in asked:
+        await later(mock_clock, 1.0)
+    client.outbox.writable = True
+    assert client.adapter.session is not None
+    client.adapter.session.resume()
+    world.broker.end_turn()
+    lives_s = [(one.payload, int.from_bytes(one.block[1:], "big")) for one in deliveries_5(client)]
+    assert [(payload, round(life_s, -2)) for payload, life_s in lives_s] == [(b"2", 200), (b"3", 300), (b"1", 100)]
 
 
 async def test_what_is_handed_on_at_once_has_all_of_its_expiry(world: World) -> None:
