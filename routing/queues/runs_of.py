@@ -26,3 +26,16 @@ def runs_of(offsets: Sequence[int]) -> Iterable[Range]:
     if end >= 0:
         runs.append((first, end - first))
     return runs
+
+
+def ranges_in_order(offsets: Sequence[int]) -> list[int]:
+    """First and last of every run of neighbours, one pair after the other, in the order in which these come."""
+    if isinstance(offsets, range):
+        return [offsets[0], offsets[-1]] if offsets else []
+    found: list[int] = []
+    for offset in offsets:
+        if found and found[-1] + 1 == offset:
+            found[-1] = offset
+        else:
+            found += (offset, offset)
+    return found

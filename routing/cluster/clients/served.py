@@ -10,7 +10,7 @@ from routing.errors import BrokerError
 from routing.facts import pack
 from routing.lives_left import comes_of_home, lives_left_ms
 from routing.message import Slab
-from routing.queues.runs_of import runs_of
+from routing.queues.runs_of import ranges_in_order
 from routing.unsettled import entry_at
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ class Sink:
         consumer.went(stop - start, slab.size_of(start, stop))
         if consumer.exclusive and not consumer.no_ack:
             offsets = entry_at(consumer.session.unsettled, first_id).offsets_of(first_id, first_id + stop - start)
-            ranges = [one for first, count in runs_of(offsets) for one in (first, first + count - 1)]
-            self._link.placed(self.number, first_id, ranges)
+            self._link.placed(self.number, first_id, ranges_in_order(offsets))
         self._link.deliver(self.number, first_id, slab, start, stop, redelivered)
 
     def confirm(self, up_to: int) -> None:

@@ -7,9 +7,16 @@ import trio
 import trio.testing
 
 from routing.cluster.clients.remote_queue import RemoteQueue
+from routing.facts import pack
 from routing.message import Slab
 from routing.unsettled import Outcome
-from tests.routing.cluster.clients.test_no_ack import PATIENCE_S, scene, until_all_is_sent, until_all_is_somewhere
+from tests.routing.cluster.clients.test_no_ack import (
+    PATIENCE_S,
+    Client,
+    scene,
+    until_all_is_sent,
+    until_all_is_somewhere,
+)
 from tests.routing.harness import PERSISTENT
 from tests.support.engine_node import town_of
 
@@ -58,3 +65,27 @@ async def test_nor_of_what_comes_when_it_has_cancelled() -> None:
         queue.delivered(attachment.link, attachment.number, 101, False, Slab("", "q", PERSISTENT, [b"1", b"2"]))
         client.session.settle_up_to(0, Outcome.ACK)
         assert not queue._places._runs
+
+
+async def test_where_deliveries_lie_is_known_in_whatever_order_they_come() -> None:
+    async with town_of(1, 2, leader=1) as town:
+        leader = town.nodes[1].broker
+        await leader.declare_queue("q", durable=True, arguments={"x-max-priority": 9})
+        bodies = [b"%d" % number for number in range(9)]
+        facts = [pack(True, number % 3) for number in range(9)]
+        slab = Slab("", "q", PERSISTENT, bodies, raws=[PERSISTENT.raw] * 9, facts=facts)
+        Client(town.nodes[1]).session.publish(slab)
+        leader.end_turn()
+        client = Client(town.nodes[2])
+        consumer = await client.session.consume("q", tag="t", no_ack=False, exclusive=True, prefetch=100)
+        client.broker.end_turn()
+        with trio.fail_after(PATIENCE_S):
+            while len(client.given) < 9:
+                await trio.sleep(0.01)
+        assert client.given == [b"2", b"5", b"8", b"1", b"4", b"7", b"0", b"3", b"6"]
+        queue = consumer.queue
+        assert isinstance(queue, RemoteQueue)
+        places = [place for one in client.session.unsettled for place in one.offsets_of(one.first, one.end)]
+        offsets = queue.offsets_of(places)
+        assert offsets is not None
+        assert [offset - min(offsets) for offset in offsets] == [2, 5, 8, 1, 4, 7, 0, 3, 6]
