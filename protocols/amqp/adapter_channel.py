@@ -346,7 +346,7 @@ class Channel:
     ) -> None:
         """Deliveries whose keys or properties differ; what several consumers get is put together once."""
         heads: DeliveryHeads = consumer.context.heads
-        part = (self.number, start, stop, redelivered, self._joined_bytes_max)
+        part = (self.number, start, stop, redelivered, self.link.frame_bytes_max)
         run = _last_run.get(slab, part)
         if run is not None:
             self.write(run.encode_again(heads, first_id))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.amqp import methods
 from protocols.amqp.errors import SyntaxFault
 from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
 from protocols.amqp.stream_offsets import with_offsets
+from tests.protocols.amqp.conftest import World
+from tests.protocols.amqp.wire import call, publish
 
 ALL: dict[str, Any] = {
     "content_type": "text/plain",
@@ -73,6 +77,29 @@ def test_a_list_that_no_frame_holds_loses_all_but_the_offset() -> None:
     assert decode_properties(fits).headers == {"a": "x" * 5000, "x-stream-offset": 0}
     (cut,) = with_offsets([raw], 0, len(raw))
     assert decode_properties(cut).headers == {"x-stream-offset": 0}
+
+
+async def test_each_consumer_gets_what_its_own_frames_hold(world: World) -> None:
+    clients = [await world.client(), await world.client(frame_bytes_max=20_000)]
+    await clients[0].calls(methods.QueueDeclare(queue="s", durable=True, arguments={"x-queue-type": "stream"}))
+    await clients[0].calls(methods.ConfirmSelect())
+    raws = [encode_properties(BasicProperties(headers={"h": "v" * size})) for size in (30_000, 1)]
+    await clients[0].send(*(publish("s", b"x", raw=raw) for raw in raws))
+    await clients[0].expect(methods.BasicAck(2, multiple=True))
+    kept = []
+    for client in clients:
+        await client.calls(methods.BasicQos(prefetch_count=100))
+        consume = methods.BasicConsume(queue="s", consumer_tag="c", arguments={"x-stream-offset": "first"})
+        await client.send(call(1, consume))
+        got: list[bytes] = []
+        with trio.fail_after(5):
+            while True:
+                got += [raw for _, method, raw, _ in client.take() if isinstance(method, methods.BasicDeliver)]
+                if len(got) == len(raws):
+                    break
+                await world.next_turn()
+        kept.append(["h" in (decode_properties(raw).headers or {}) for raw in got])
+    assert kept == [[True, True], [False, True]]
 
 
 @given(st.binary(max_size=60), st.integers(0, 3))
