@@ -6,8 +6,8 @@
    are the topic's. So a view is restored as any queue is, and a backlog that nobody wants yet costs nothing at all. No
    part of that log has to stay for it: what it says is said again before it goes (`dead_prefix.py`).
 3. What was taken in and not written down when a process ended is taken in once more. Nobody knows then what was given
-   out: whatever the topic had by the time of the start is marked as redelivered, also what is not known to be committed
-   yet where another broker begins to lead. Ids leave a gap there, so that no id ever means two records.
+   out: whatever the topic had by the time of the start is marked as redelivered. Who leads a partition is asked how
+   much that is, and until he says it all is marked. Ids leave a gap there, so that no id ever means two records.
 4. What the topic does not keep any more, or cannot be read of it, is dropped when it is its turn, counted and said in
    the log.
 5. What was taken in was committed. A broker that takes a view over may have to be told so: of its replica, or of one
@@ -51,6 +51,7 @@ _PASSED_MAX = 1 << 13
 """So many records are passed before others have their turn."""
 _ID_GAP = 1 << 24
 """More than can have been taken in and not be written when a process ends."""
+_ALL = (1 << 63) - 1
 
 
 class Source(Protocol):
@@ -64,9 +65,8 @@ class Source(Protocol):
     def end(self) -> int:
         """The offset behind all that readers may see."""
 
-    @property
-    def written_end(self) -> int:
-        """The offset behind all that readers anywhere may have seen."""
+    def find_end(self, done: Callable[[int], None]) -> None:
+        """Tell `done` an offset behind all that readers anywhere have seen: at once, or when its leader has said it."""
 
     def slab_at(self, offset: int) -> StreamSlab | int | None:
         """What holds an offset or comes next: a slab, or an offset before which there is nothing; None: ask for it with
@@ -188,6 +188,9 @@ class View:
         if position < source.start:
             self._lose(source.start - position, f"partition {partition} begins at {source.start} now")
             position = self._pass_to(partition, source.start)
+        if self._marks is not None and partition not in self._marks:
+            self._marks[partition] = _ALL
+            source.find_end(partial(self._marks.__setitem__, partition))
         end, passed = source.end, position
         while position < end:
             if position - passed > _PASSED_MAX:
@@ -221,10 +224,8 @@ class View:
         queue, first = self._queue, self._next_id
         start, stop = _span(slab, position, source.end)
         stretches = [(start, stop - start)] if self._filter is None else self._filter.wanted(slab, start, stop)
-        end, mark = slab.first_offset + stop, 0
-        if self._marks is not None:
-            mark = self._marks.setdefault(partition, source.written_end)
-        marked = 0
+        end, marked = slab.first_offset + stop, 0
+        mark = 0 if self._marks is None else self._marks[partition]
         for place, count in stretches:
             offset = slab.first_offset + place
             self._pieces.add(Part(self._next_id, count, partition, offset))

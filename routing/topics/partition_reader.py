@@ -112,12 +112,27 @@ class PartitionReader:
         """The offset behind all that readers may see: of transactions what is committed."""
         return self.log.stable_offset
 
-    @property
-    def written_end(self) -> int:
-        """The offset behind all that readers anywhere may have seen: who has just begun to lead knows less of it as
-        committed than who led before.
+    async def told_end(self) -> int:
+        """`end` as whoever leads it knows it. Raises StorageUnavailable."""
+        if self.partition.forward is not None:
+            return (await self.partition.forward.ends())[1]
+        await self.partition.latest()
+        return self.end
+
+    def find_end(self, done: Callable[[int], None]) -> None:
+        """Tell `done` an offset behind all that readers anywhere have seen: at once, or as soon as its leader says it.
+        Who has just begun to lead knows less of it as committed than who led before.
         """
-        return self.log.log_end_offset
+        if self.partition.forward is None:
+            done(self.log.log_end_offset)
+        else:
+            self._host.spawn(self._find_end, done)
+
+    async def _find_end(self, done: Callable[[int], None]) -> None:
+        while not self._closed:
+            with suppress(StorageUnavailable):
+                return done(await self.told_end())
+            await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
 
     def waits(self, count: int) -> None:
         """So many more (or less) wait at the end: what comes is synced, whoever appended it."""

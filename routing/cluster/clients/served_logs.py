@@ -2,7 +2,8 @@
 
 A read that waits stands until the high watermark has passed it and the link takes something, and is the only one of its
 log; whoever asks anew takes the earlier one back. Nothing is read for a log that is not led here now. Of transactions
-only what is committed is told: the watermark that others hear of is the stable offset.
+only what is committed is told: the watermark that others hear of is the stable offset. Who asks for nothing but the
+ends is not told before that watermark is no lower than any leader's before.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class ServedLogs:
         if log is None:
             return
         if not waits:
+            role = self._serving.role_of(wanted.log)
+            if not wanted.size_bytes and role is not None and not role.watermark_is_known:
+                self._link.answer(wanted.request, Answer(NotLed()))  # it is asked again
+                return
             self._answer(wanted, log, may_load=True)
             return
         self._forget(wanted.log)

@@ -7,6 +7,7 @@ from collections import Counter
 import trio
 
 from core_log.absent_log import AbsentLog
+from routing.cluster.metadata.log_names import topic_log
 from routing.queues.view_queue import ViewQueue
 from routing.session import Outcome
 from tests.routing.harness import Client
@@ -125,3 +126,76 @@ async def test_what_is_damaged_of_a_replica_is_read_at_its_leader() -> None:
         assert sorted(map(int, got)) == list(range(20))
         assert replica.unreadable
         assert reader.broker.topology.queues["v"].view.gone == 0  # type: ignore[attr-defined]
+
+
+async def spread_view(found: Mesh) -> Member:
+    """A view of a topic of which each broker lacks a partition; who leads it."""
+    first = found.members[1]
+    await first.broker.create_topic("t", partitions=3, config={"replication.factor": "2"})
+    await first.broker.declare_queue("v", durable=True, arguments=VIEW)
+    await first.broker.declare_exchange("x", "topic", durable=True)
+    await first.broker.bind("queue", "v", "x", "#")
+    for one in found.members.values():
+        await until(lambda one=one: "v" in one.broker.topology.queues and "t" in one.broker.topics)  # type: ignore[misc]
+    return await found.settled(home_of(found))
+
+
+async def test_what_was_given_out_is_marked_where_the_taker_knew_less_of_partitions_it_does_not_have() -> None:
+    async with mesh(serve_each_other=True) as found:
+        leader = await spread_view(found)
+        index = home_of(found)
+        await publish(leader, *map(str, range(10)))
+        read: list[object] = []
+        for one in found.members.values():
+            feed = one.broker.topology.queues["v"].host.topic_feed("t", lambda: None)
+            for partition, source in zip(one.broker.topics["t"].partitions, feed.sources(), strict=True):
+                end = (await partition.ends())[1]
+                await until(lambda source=source, end=end: source.end == end)  # type: ignore[misc]
+                source.load(0, read.append)  # as another view has it in memory there
+        await until(lambda: len(read) == 9)
+        sent = {str(number) for number in range(40)}
+        await publish(leader, *map(str, range(10, 40)))
+        partitions = leader.broker.topics["t"].partitions
+        for partition in partitions:
+            await partition.ends()
+        await until(lambda: sum(one.log.high_watermark for one in partitions) == 40)
+        leader.cut()  # so that nobody hears what it gives out
+        client = leader.client()
+        client.session.set_prefetch(0, per_session=False)
+        await client.consume("v")
+        leader.turn()
+        given: set[str] = set()
+        here = sum(one.log.high_watermark for one in partitions if one.is_here)
+        await until(lambda: given.update(one.body for one in client.take()) or len(given) >= here)
+        await found.kill(leader.me)
+        await until(lambda: any(one.leads(index) for one in found.members.values()))
+        taker = found.leader(index)
+        again = taker.client()
+        again.session.set_prefetch(0, per_session=False)
+        await again.consume("v")
+        taker.turn()
+        await until(lambda: len(again.deliveries) >= 40)
+        assert {one.body for one in again.deliveries} == sent
+        assert [one.body for one in again.deliveries if one.body in given and not one.redelivered] == []
+        await publish(taker, "fresh")
+        await until(lambda: len(again.deliveries) == 41)
+        assert (again.deliveries[-1].body, again.deliveries[-1].redelivered) == ("fresh", False)
+
+
+async def test_a_new_leader_says_how_far_its_log_is_committed_when_it_knows_no_less_than_the_one_before() -> None:
+    async with mesh(serve_each_other=True) as found:
+        await spread_view(found)
+        await publish(found.members[1], "known")
+        partitions = [one.broker.topics["t"].partitions for one in found.members.values()]
+        index = next(index for index, one in enumerate(partitions[0]) if one.forward is not None)
+        name = topic_log(found.members[1].broker.topics["t"].uid, index)
+        leader = next(one for one in found.members.values() if one.part.role_of(name) is not None)
+        role = leader.part.role_of(name)
+        assert role is not None
+        end = role.log.high_watermark
+        role.epoch_start = end + 1
+        with trio.move_on_after(0.2) as waited:
+            await partitions[0][index].ends()
+        assert waited.cancelled_caught
+        role.epoch_start = end
+        assert (await partitions[0][index].ends())[1] == end
