@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from core_log.errors import Damaged
+from routing.errors import StorageUnavailable
 from routing.message import StreamSlab
 from routing.queues.fact_columns import FactColumns
 from routing.queues.runs_of import runs_of
@@ -64,6 +66,13 @@ class Source(Protocol):
     @property
     def end(self) -> int:
         """The offset behind all that readers may see."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether readers elsewhere may have seen more than `end`."""
+
+    async def told_end(self) -> int:
+        """`end` as whoever leads it knows it. Raises StorageUnavailable."""
 
     def find_end(self, done: Callable[[int], None]) -> None:
         """Tell `done` an offset behind all that readers anywhere have seen: at once, or when its leader has said it."""
@@ -114,6 +123,8 @@ class View:
         self._pieces = Pieces()
         self._marks: dict[int, int] | None = None
         """By partition, what lies before this offset may have been given out before."""
+        self._told: dict[int, int] = {}
+        """By partition, how far it was for its leader when that was last asked."""
         self._turn = 0
         self._behind = -1
         self._last: CachedSlab | None = None
@@ -167,10 +178,33 @@ class View:
         """Records that were not taken in yet."""
         if self._behind < 0:
             self._behind = sum(
-                max(0, source.end - max(self._position(partition), source.start))
+                max(0, self._end(partition, source) - max(self._position(partition), source.start))
                 for partition, source in enumerate(self.sources)
             )
         return self._behind
+
+    def _end(self, partition: int, source: Source) -> int:
+        return max(source.end, self._told.get(partition, 0))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `refresh` may learn of more."""
+        return any(source.is_behind for source in self.sources)
+
+    async def refresh(self) -> None:
+        """Have whoever leads a partition asked how far it is; who does not say it soon is not waited for."""
+        told: dict[int, int] = {}
+
+        async def ask(partition: int, source: Source) -> None:
+            with suppress(StorageUnavailable):
+                told[partition] = await source.told_end()
+
+        with trio.move_on_after(_LOOK_S):
+            async with trio.open_nursery() as nursery:
+                for partition, source in enumerate(self.sources):
+                    if source.is_behind:
+                        nursery.start_soon(ask, partition, source)
+        self._told, self._behind = told, -1
 
     def take_in(self) -> bool:
         """Have the queue's line go on with the next slab that is in memory, if there is one; what is not is read."""
@@ -248,9 +282,10 @@ class View:
     def skip_to_end(self) -> None:
         """What was not taken in yet is done with."""
         for partition, source in enumerate(self.sources):
-            if self._position(partition) < source.end:
-                self._pass_to(partition, source.end)
-                self._home.note_taken(Taken(self._queue.id, partition, source.end, self._next_id, 0))
+            end = self._end(partition, source)
+            if self._position(partition) < end:
+                self._pass_to(partition, end)
+                self._home.note_taken(Taken(self._queue.id, partition, end, self._next_id, 0))
 
     async def more(self) -> bool:
         """Wait until the line goes on; False if there is nothing."""

@@ -72,6 +72,12 @@ class ViewQueue(Queue):
         """See `Queue`, for what was taken in."""
         return super().shed(min(count, self.line.count))
 
+    async def refresh(self) -> None:
+        """See `Queue`."""
+        await super().refresh()
+        if self.view.is_behind:
+            await self.view.refresh()
+
     def purge(self) -> int:
         """See `Queue`."""
         count = self.message_count

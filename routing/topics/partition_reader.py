@@ -112,6 +112,12 @@ class PartitionReader:
         """The offset behind all that readers may see: of transactions what is committed."""
         return self.log.stable_offset
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether readers elsewhere may have seen more than `end`."""
+        leadership = self.partition.leadership
+        return self.partition.forward is not None or (leadership is not None and leadership.unknown_end() is not None)
+
     async def told_end(self) -> int:
         """`end` as whoever leads it knows it. Raises StorageUnavailable."""
         if self.partition.forward is not None:

@@ -38,6 +38,7 @@ from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
 from routing.queues.queue_rules import COME_AGAIN_S
+from routing.queues.view_queue import ViewQueue
 from routing.session import Session
 from routing.topics.single_records import unpacked
 from routing.unsettled import Outcome
@@ -402,7 +403,7 @@ class ServedBroker:
         if what not in ("count", "purge"):
             # A broker of a version before has no number for who acknowledges nothing: each time it is somebody else.
             self._broker.spawn(self._get, request, queue, number or -request, what == "get_no_ack")
-        elif queue.partition.held_for(queue):
+        elif queue.partition.held_for(queue) or (isinstance(queue, ViewQueue) and queue.view.is_behind):
             self._broker.spawn(self._count_later, request, what, log, leader_epoch, queue)
         else:
             self._count(request, what, queue)

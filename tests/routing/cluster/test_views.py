@@ -182,6 +182,22 @@ async def test_what_was_given_out_is_marked_where_the_taker_knew_less_of_partiti
         assert (again.deliveries[-1].body, again.deliveries[-1].redelivered) == ("fresh", False)
 
 
+async def test_who_has_published_counts_and_purges_it_whatever_the_leader_of_the_view_knows_of_the_topic() -> None:
+    async with mesh(serve_each_other=True) as found:
+        leader = await spread_view(found)
+        other = next(one for one in found.members.values() if one is not leader)
+        for asked in (leader, other):
+            for _ in range(5):
+                await publish(other, *map(str, range(3)))
+                assert (await asked.broker.check_queue("v")).message_count == 3
+                assert await asked.broker.purge_queue("v") == 3
+                assert (await asked.broker.check_queue("v")).message_count == 0
+        client = await worker(leader)
+        await publish(other, "fresh")
+        await until(lambda: client.deliveries)
+        assert client.take_bodies() == ["fresh"]
+
+
 async def test_a_new_leader_says_how_far_its_log_is_committed_when_it_knows_no_less_than_the_one_before() -> None:
     async with mesh(serve_each_other=True) as found:
         await spread_view(found)
