@@ -45,13 +45,15 @@ class CachedSlab:
 class SlabCache:
     """Cached slabs in offset order; `bytes` is what they hold, `unspilled_bytes` the part that is nowhere else."""
 
-    __slots__ = ("_entries", "_firsts", "_head", "_held", "bytes", "unspilled_bytes")
+    __slots__ = ("_entries", "_firsts", "_head", "_held", "_new", "bytes", "unspilled_bytes")
 
     def __init__(self) -> None:
         self._entries: list[CachedSlab | None] = []
         self._firsts: list[int] = []
         self._head = 0
         self._held = 0
+        self._new: list[Slab] = []
+        """Of this turn."""
         self.bytes = 0
         self.unspilled_bytes = 0
 
@@ -60,10 +62,19 @@ class SlabCache:
         entry = CachedSlab(first, slab, len(slab.bodies) * copies, queues)
         self._entries.append(entry)
         self._firsts.append(first)
+        self._new.append(slab)
         self._held += 1
         self.bytes += entry.bytes
         self.unspilled_bytes += entry.bytes
         return entry
+
+    def end_turn(self) -> None:
+        """What came in this turn was given to all who waited for it. What adapters keep with it, as the bytes it came
+        in, may be many times as large, and is not counted: who gets it later has it made again.
+        """
+        for slab in self._new:
+            slab.wire = None
+        self._new.clear()
 
     def find(self, offset: int) -> CachedSlab | None:
         """The slab that holds `offset`, if it is here."""

@@ -327,6 +327,7 @@ class QueuePartition:
 
     def seal(self) -> None:
         """Hand what the turn brought to the log, then keep memory within its bound."""
+        self._cache.end_turn()
         if self.durable:
             if self.log.error is None:
                 try:

@@ -97,3 +97,18 @@ async def test_messages_of_another_protocol_with_many_keys(world: World, persist
     got = at_1.take_deliveries()
     assert [(topic, payload) for topic, _, _, payload in got] == wanted
     assert {qos for _, qos, _, _ in got} == {int(persistent)}
+
+
+async def test_of_what_waits_nothing_is_kept_but_the_messages(world: World) -> None:
+    broker = world.broker
+    await broker.declare_queue("waits")
+    await broker.bind("queue", "waits", "amq.topic", "#")
+    client, publisher = await world.client("c"), await world.client("p")
+    assert await client.subscribe(("#", 0)) == b"\0"
+    data = b"".join(publish("a/" + "long" * 50, b"%d" % number) for number in range(50))
+    await publisher.send(data)
+    assert client.take() == data
+    queue = broker.topology.queues["waits"]
+    assert queue.message_count == 50
+    found = [queue.store.find(queue.head()[0])]
+    assert [entry.slab.wire for entry in found if entry is not None] == [None]
