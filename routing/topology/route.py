@@ -82,10 +82,8 @@ class Route:
         for queue in with_histories(queues) if retained else queues:
             by_home.setdefault(queue.partition, []).append(queue)
         self.homes: list[tuple[Home, DestinationSet]] = [
-            (home, home.destination_set(tuple(members))) for home, members in by_home.items()
+            (home, home.destination_set(tuple(members)).within(once_in_ms)) for home, members in by_home.items()
         ]
-        for _, destinations in self.homes if once_in_ms else ():
-            destinations.once_in_ms = once_in_ms
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
         self.is_logged = bool(topics or self.durable_homes)
@@ -143,8 +141,7 @@ class Route:
             if home in instead:
                 home = instead[home]
                 queues = tuple(queue for queue in self.queues if queue.id in destinations.definition.queue_ids)
-                there = home.destination_set(queues)
-                there.once_in_ms, destinations = destinations.once_in_ms, there
+                destinations = home.destination_set(queues).within(destinations.once_in_ms)
             found.homes.append((home, destinations))
         found.guarded = [queue for queue in self.guarded if queue.partition not in instead]
         found.asks = self.asks or len(found.guarded) < len(self.guarded)

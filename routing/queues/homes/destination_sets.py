@@ -6,6 +6,7 @@ a `DestinationSet` is a definition in use by a route, and it lives as long as th
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -36,7 +37,9 @@ class Definition:
 class DestinationSet:
     """The queues of one home partition that a route leads to; `plain` as long as none of them asks for anything."""
 
-    __slots__ = ("__weakref__", "definition", "keeps_time", "once_in_ms", "plain", "queues", "records", "simple")
+    __slots__ = (
+        "__weakref__", "_whose", "definition", "keeps_time", "once_in_ms", "plain", "queues", "records", "simple",
+    )  # fmt: skip
 
     def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
         self.definition = definition
@@ -49,6 +52,15 @@ class DestinationSet:
         self.once_in_ms = 0
         """In this time no queue takes a message twice, says the route; for who leads the home elsewhere."""
         self.records = RecordWriter(definition.id)
+        self._whose: DestinationSet | None = None
+
+    def within(self, once_in_ms: int) -> DestinationSet:
+        """The same set, for a route that says so: others lead to it, too."""
+        found = self
+        if once_in_ms != self.once_in_ms:
+            found = copy(self)
+            found.once_in_ms, found._whose = once_in_ms, self
+        return found
 
     def columns_of(self, slab: Slab) -> Columns | None:
         """The facts of a slab for these queues that have to be remembered; None when there are none."""

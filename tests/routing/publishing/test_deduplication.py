@@ -274,3 +274,18 @@ async def test_transactions_hold_no_duplicates(by: str) -> None:
         publish(client, "", "a", "b", exchange="amq.fanout")
         await session.commit()
         assert [await bodies(running, name) for name in ("one", "two")] == [["undone", "a", "b"]] * 2
+
+
+async def test_the_window_of_an_exchange_is_not_that_of_others_that_lead_to_the_same_queues() -> None:
+    """Who led a home next was told it of what others had published, and may have dropped that."""
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        for exchange in ("amq.fanout", "amq.direct"):
+            await running.bind(exchange, "q")
+        await running.broker.set_policy("once", "^amq.fanout$", {"deduplication-window-ms": 10_000})
+        router = running.client().session.vhost.router
+        windows = []
+        for exchange, key in (("amq.direct", ""), ("amq.fanout", ""), ("", "q"), ("amq.direct", "")):
+            ((route, _),) = router.routed(Slab(exchange, key, Properties(PROTOCOL, b"\0\0"), [b"a"]))
+            windows.append([destinations.once_in_ms for _, destinations in route.homes])
+        assert windows == [[0], [10_000], [0], [0]]
