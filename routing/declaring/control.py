@@ -339,7 +339,7 @@ class Control:
             await self._topics.delete_topic(stream.topic.name)
             return held
         queue = topology.vhost(vhost).queues.get(name)
-        if queue is not None and queue.elsewhere:
+        if queue is not None:
             try:
                 await queue.refresh()
             except (NotFound, LedHere):

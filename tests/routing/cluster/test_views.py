@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import trio
 
 from core_log.absent_log import AbsentLog
 from routing.cluster.metadata.log_names import topic_log
+from routing.errors import PreconditionFailed
 from routing.queues.view_queue import ViewQueue
 from routing.session import Outcome
 from tests.routing.harness import Client
@@ -196,6 +198,19 @@ async def test_who_has_published_counts_and_purges_it_whatever_the_leader_of_the
         await publish(other, "fresh")
         await until(lambda: client.deliveries)
         assert client.take_bodies() == ["fresh"]
+
+
+async def test_a_view_is_not_deleted_as_empty_when_records_have_just_been_confirmed() -> None:
+    async with mesh(serve_each_other=True) as found:
+        leader = await spread_view(found)
+        other = next(one for one in found.members.values() if one is not leader)
+        for asked in (leader, other):
+            for number in range(5):
+                await publish(other, str(number))
+                with pytest.raises(PreconditionFailed):
+                    await asked.broker.delete_queue("v", if_empty=True)
+                assert await asked.broker.purge_queue("v") == 1
+        assert await leader.broker.delete_queue("v", if_empty=True) == 0
 
 
 async def test_a_new_leader_says_how_far_its_log_is_committed_when_it_knows_no_less_than_the_one_before() -> None:
