@@ -286,6 +286,6 @@ async def test_the_window_of_an_exchange_is_not_that_of_others_that_lead_to_the_
         router = running.client().session.vhost.router
         windows = []
         for exchange, key in (("amq.direct", ""), ("amq.fanout", ""), ("", "q"), ("amq.direct", "")):
-            ((route, _),) = router.routed(Slab(exchange, key, Properties(PROTOCOL, b"\0\0"), [b"a"]))
+            ((route, _),) = router.routed(Slab(exchange, key, Properties(PROTOCOL, b"\0\0", persistent=True), [b"a"]))
             windows.append([destinations.once_in_ms for _, destinations in route.homes])
         assert windows == [[0], [10_000], [0], [0]]
