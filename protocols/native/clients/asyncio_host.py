@@ -169,7 +169,10 @@ class Hosted:
         await client._exit(self._error)
 
     async def ended(self, error: BaseException | None) -> None:
-        """Close it, after its block was left in this way. Raises what opening or closing it does."""
+        """Close it, after its block was left in this way. Raises what opening or closing it does, and RuntimeError on
+        another loop.
+        """
+        self._require_loop()
         self._error = error
         self._left.set()
         try:
@@ -177,8 +180,14 @@ class Hosted:
         finally:
             await self._guest.leave()
 
+    def _require_loop(self) -> None:
+        """Who asks on another loop, as in the next `asyncio.run`, would wait for ever."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("the client belongs to another asyncio loop: the one on which its block was entered")
+
     async def carry_out(self, method: Callable[..., Awaitable[T]], /, *arguments: Any, **named: Any) -> T:
-        """Have trio do something with the client. Raises RuntimeError when it is closed."""
+        """Have trio do something with the client. Raises RuntimeError when it is closed, and on another loop."""
+        self._require_loop()
         if self._life.answer.done():
             raise RuntimeError("the client is closed")
         task = _Task(lambda: method(*arguments, **named))

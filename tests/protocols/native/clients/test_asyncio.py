@@ -452,6 +452,20 @@ async def test_what_is_sent_after_the_end_is_refused() -> None:
     await run(program, t=1)
 
 
+async def test_a_client_is_of_the_loop_on_which_it_was_opened() -> None:
+    def thread(server: str) -> None:
+        with asyncio.Runner() as own, asyncio.Runner() as another:
+            client = own.run(Client(server).__aenter__())
+            for call in (client.list_topics, lambda: client.__aexit__(None, None, None)):
+                with pytest.raises(RuntimeError, match="belongs to another asyncio loop"):
+                    another.run(call())  # type: ignore[arg-type]
+            assert own.run(client.list_topics()) == {}
+            own.run(client.__aexit__(None, None, None))
+
+    async with native_broker() as running:
+        await in_thread(thread, running.server)
+
+
 async def test_a_handler_that_was_cancelled_is_an_error_as_any_other() -> None:
     async def program(server: str) -> None:
         async def handle(record: ConsumerRecord) -> None:
