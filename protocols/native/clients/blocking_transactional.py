@@ -40,7 +40,8 @@ class BlockingTransactionalProducer(BlockingProducer):
         self._attributes = TRANSACTIONAL_BIT
         self._timeout_of_transaction_ms = transaction_timeout_ms
         self._epoch = -1
-        self._open = self._failed = self._unsure = self._decided = False
+        self._open = self._failed = self._unsure = self._decided = self._renewing = False
+        self._too_late: WrongTransactionState | None = None
         self._added: set[Partition] = set()
         self._groups: set[str] = set()
 
@@ -48,7 +49,7 @@ class BlockingTransactionalProducer(BlockingProducer):
         """See `forks.py`: the transaction is the parent's. Who begins one here takes the id from it."""
         super().forked()
         self._epoch = -1
-        self._open = self._failed = self._unsure = self._decided = False
+        self._open = self._failed = self._unsure = self._decided = self._renewing = False
         self._added, self._groups = set(), set()
 
     def __exit__(
@@ -71,7 +72,7 @@ class BlockingTransactionalProducer(BlockingProducer):
             raise ValueError("a transaction is under way")
         if self._epoch < 0 or self._unsure:
             self._take_id()
-        self._open, self._failed, self._decided = True, False, False
+        self._open, self._failed, self._decided, self._too_late = True, False, False, None
 
     def _take_id(self) -> None:
         """This process has the id from now on; numbers begin anew."""
@@ -79,8 +80,10 @@ class BlockingTransactionalProducer(BlockingProducer):
         request = wire_transactions.InitProducer(
             0, self._id, self._timeout_of_transaction_ms, known, self._epoch if known >= 0 else -1
         )
+        self._renewing = True
         reply = self._ask(request, wire_transactions.InitProducerReply)
-        self._producer_id, self._epoch, self._unsure = reply.producer_id, reply.producer_epoch, False
+        self._producer_id, self._epoch = reply.producer_id, reply.producer_epoch
+        self._unsure = self._renewing = False
         self._sequences.clear()
 
     def _ask(self, request: Any, kind: Any, *, group: str | None = None) -> Any:
@@ -171,16 +174,16 @@ class BlockingTransactionalProducer(BlockingProducer):
                 draft.finish(-1, aborted)
         self._drafts.clear()
         self._left = {}, {}
-        too_late: WrongTransactionState | None = None
-        try:
-            self._end(committed=False)
-        except WrongTransactionState as error:
-            too_late = error if self._decided else None
+        if not self._renewing:  # else it has ended, and the next epoch may have begun
+            try:
+                self._end(committed=False)
+            except WrongTransactionState as error:
+                self._too_late = error if self._decided else None
         if self._unsure:
             self._take_id()
         self._close()
-        if too_late is not None:
-            raise too_late
+        if self._too_late is not None:
+            raise self._too_late
 
     def _try_abort(self) -> None:
         try:

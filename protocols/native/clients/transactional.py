@@ -67,6 +67,10 @@ class TransactionalProducer(Producer):
         self._sent_anything = False
         self._decided = False
         """`commit` has asked for its end."""
+        self._too_late: WrongTransactionState | None = None
+        """What `abort` found of a `commit` that was not answered."""
+        self._renewing = False
+        """The next epoch was asked for, and nobody knows whether it has begun. What was under way has ended before."""
         self._ending = False
         """`commit` or `abort` is under way: nothing comes into it any more."""
 
@@ -93,8 +97,9 @@ class TransactionalProducer(Producer):
                 logger.warning("the transaction of '%s' was not aborted: %s", self._id, error)
 
     async def _renew(self) -> None:
+        self._renewing = True
         await self._take_id(self._producer_id, self._epoch)
-        self._unsure = False
+        self._unsure = self._renewing = False
 
     @property
     def in_transaction(self) -> bool:
@@ -112,7 +117,8 @@ class TransactionalProducer(Producer):
             raise ValueError("a transaction is under way")
         if self._unsure:
             await self._run_in_trio(self._renew)
-        self._open, self._error, self._sent_anything, self._decided = True, None, False, False
+        self._open, self._error, self._sent_anything = True, None, False
+        self._decided, self._too_late = False, None
         self._failed.clear()
 
     @on_either_loop
@@ -145,16 +151,17 @@ class TransactionalProducer(Producer):
         await self._answered_all()
         while self._adding:  # lest it begins another transaction
             await self._coordinator.pause()
-        too_late: WrongTransactionState | None = None
-        try:
-            await self._end(committed=False)
-        except WrongTransactionState as error:
-            too_late = error if self._decided else None  # else the coordinator knows of nothing that was under way
+        if not self._renewing:
+            try:
+                await self._end(committed=False)
+            except WrongTransactionState as error:
+                # Else the coordinator knows of nothing that was under way.
+                self._too_late = error if self._decided else None
         if self._unsure:
             await self._renew()
         self._close()
-        if too_late is not None:
-            raise too_late
+        if self._too_late is not None:
+            raise self._too_late
 
     @contextmanager
     def _last_call(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from millrace import (
     NotAMember,
     Producer,
     ProducerFenced,
+    RequestTimedOut,
     TransactionAborted,
     TransactionalProducer,
 )
@@ -307,6 +308,47 @@ async def test_what_arrives_late_is_no_part_of_the_next_transaction(late: str, b
                     await work(other, lambda ask, *args, **named: ask(*args, **named))
         assert sorted(filter(None, await read(running))) == [b"1", b"2"]
         assert (await running.broker.offsets.fetch("g"))[("t", 0)] == Committed(3)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_an_abort_whose_last_answer_was_lost_may_be_asked_for_again(blocking: bool) -> None:
+    async def work(producer: Any, done: Callable[..., Awaitable[Any]], running: Running) -> None:
+        coordinator = running.broker.coordinator
+        begin = coordinator.begin
+
+        async def begin_and_answer_nobody(*asked: Any) -> tuple[int, int]:
+            coordinator.begin = begin  # type: ignore[method-assign]
+            await begin(*asked)
+            await trio.sleep_forever()
+            raise AssertionError
+
+        await done(producer.begin)
+        await done(producer.send, "t", b"lost")
+        await done(producer.flush)
+        producer._unsure = True  # as after an answer that did not come
+        coordinator.begin = begin_and_answer_nobody  # type: ignore[method-assign]
+        with pytest.raises(RequestTimedOut):
+            await done(producer.abort)
+        await done(producer.abort)
+        await done(producer.begin)
+        await done(producer.send, "t", b"1")
+        await done(producer.commit)
+        assert await read(running) == [b"1"]
+
+    async with native_broker() as running:
+        await running.broker.create_topic("t", partitions=1)
+        with trio.fail_after(TIMEOUT_S):
+            if blocking:
+                with BlockingTransactionalProducer(running.server, "x", timeout_s=0.5) as producer:
+                    await work(
+                        producer,
+                        lambda ask, *args, **named: trio.to_thread.run_sync(partial(ask, *args, **named)),
+                        running,
+                    )
+            else:
+                link = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20, request_timeout_ms=500)
+                async with TransactionalProducer(running.server, "x", link=link) as other:
+                    await work(other, lambda ask, *args, **named: ask(*args, **named), running)
 
 
 async def test_a_commit_that_was_sent_twice_ends_one_transaction() -> None:
