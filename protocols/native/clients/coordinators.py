@@ -58,9 +58,8 @@ class CoordinatorLink:
                         raise
                     last = error
                 await self.pause()
-        raise RequestTimedOut(
-            f"no success within {timeout_ms} ms: {last or 'the coordinator does not answer'}", retriable=True
-        )
+        why = self._link.lost or last or "the coordinator does not answer"
+        raise RequestTimedOut(f"no success within {timeout_ms} ms: {why}", retriable=True)
 
     async def pause(self) -> None:
         """Before asking again."""

@@ -185,6 +185,8 @@ class Leaders:
             if self.link_to(topic, partition) is None:
                 what = f"partition {partition} of topic {topic!r}"
                 leader = self._leaders.get((topic, partition), -1)
+                if self._single and self._link.lost is not None:
+                    return f"the leader of {what} is not reached: {self._link.lost}"
                 if self._single or (address := self._addresses.get(leader)) is None:
                     return f"no leader of {what} is known"
                 return f"broker {leader} at {named(address)}, which leads {what}, is not reached"

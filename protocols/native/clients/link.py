@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,6 +35,8 @@ Dial = Callable[[], Awaitable[trio.SocketStream]]
 """Makes a connection to a broker that is not found by an address."""
 OnSent = Callable[[MillraceError | None], None]
 OnReply = Callable[[Reply | MillraceError], None]
+
+logger = logging.getLogger(__name__)
 
 
 def _why(error: Exception) -> str:
@@ -81,6 +84,8 @@ class Link:
         self._ends: trio.CancelScope | None = None
         self.failure: MillraceError | None = None
         """Set when connecting again makes no sense, as after a wrong password."""
+        self.lost: MillraceError | None = None
+        """Why there is no connection now, as far as is known."""
         self._stream: Stream | None = None
         self._state_changed = trio.Event()
         self._correlation_id = 0
@@ -132,7 +137,7 @@ class Link:
             if isinstance(error, MillraceError) and error.retriable:
                 self._try_others_first()
             raise
-        self._stream = stream
+        self._stream, self.lost = stream, None
         self._note_change()
 
     async def _dialled(self, host: str, port: int) -> trio.SocketStream:
@@ -191,6 +196,7 @@ class Link:
     async def _reconnect(self) -> bool:
         backoff_s = self.config.reconnect_backoff_ms / 1000
         tries = 0
+        told: set[str] = set()
         while True:
             tries += 1
             try:
@@ -200,6 +206,10 @@ class Link:
                 if not error.retriable:
                     self.fail(error)
                     return False
+                self.lost = error
+                if str(error) not in told:
+                    told.add(str(error))
+                    logger.warning("%s; it is tried again", error)
             if tries % len(self._addresses):
                 continue  # there are others
             await self._pause(backoff_s)
@@ -252,7 +262,7 @@ class Link:
         await self._drop(reason)
 
     async def _drop(self, reason: MillraceError) -> None:
-        stream, self._stream = self._stream, None
+        stream, self._stream, self.lost = self._stream, None, reason
         if stream is not None:
             await trio.aclose_forcefully(stream)
         waiting, self._waiting = self._waiting, {}
@@ -324,7 +334,7 @@ class Link:
         no connection.
         """
         if self._stream is None:
-            raise self.failure or ConnectionLost("not connected", retriable=True)
+            raise self.failure or ConnectionLost(f"not connected: {self.lost or 'not yet'}", retriable=True)
         self._correlation_id = self._correlation_id + 1 & 0xFFFF_FFFF
         request.correlation_id = self._correlation_id
         if on_reply is not None:
@@ -368,7 +378,8 @@ class Link:
                         raise
                     last = error
                 await trio.sleep(self.config.reconnect_backoff_ms / 1000)
-        raise RequestTimedOut(f"no success within {timeout_ms} ms: {last or 'not connected'}", retriable=True)
+        why = self.lost or last or "the broker does not answer"
+        raise RequestTimedOut(f"no success within {timeout_ms} ms: {why}", retriable=True)
 
     async def wait_connected(self) -> None:
         """Wait for a connection. Raises `failure` when there will be none."""

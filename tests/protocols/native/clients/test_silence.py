@@ -9,12 +9,14 @@ import time
 import pytest
 import trio
 
+from core_log.memory_files import MemoryFiles
+from millrace import Client, DeliveryTimedOut, Producer, RequestTimedOut
 from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.clients.link import Link, LinkConfig
 from protocols.native.clients.silence import silence_s
 from protocols.native.connection import addresses_of
 from protocols.native.errors import ConnectionLost
-from tests.protocols.native.broker import native_broker
+from tests.protocols.native.broker import Restartable, native_broker
 
 TIMEOUT_S = 30
 
@@ -58,6 +60,32 @@ def test_who_hears_nothing_says_so_and_not_that_the_broker_closed() -> None:
         link = BlockingLink([silent.getsockname()], BlockingTerms(TIMEOUT_S, "", None, None, 0))
         with pytest.raises(ConnectionResetError, match="nothing was heard of the broker"):
             link._read(sock, 4, time.monotonic() + TIMEOUT_S)
+
+
+async def test_who_has_no_connection_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    terms = LinkConfig(request_timeout_ms=300, reconnect_backoff_ms=5, reconnect_backoff_ms_max=5)
+    async with trio.open_nursery() as nursery:
+        broker = Restartable(nursery, MemoryFiles())
+        server = (await broker.start()).server
+        async with (
+            Client(server, link=terms) as client,
+            Producer(server, link=terms, delivery_timeout_ms=300) as producer,
+        ):
+            await (await producer.send("t", b"kept"))
+            await broker.stop()
+            why = f"cannot connect to {server}: Connection refused"
+            with pytest.raises(RequestTimedOut, match=why):
+                await client.list_topics()
+            with pytest.raises(ConnectionLost, match=why):
+                await client.delete_topic("t")
+            with pytest.raises(DeliveryTimedOut, match=why):
+                await (await producer.send("t", b"lost"))
+            said = [record.getMessage() for record in caplog.records if record.name == "protocols.native.clients.link"]
+            assert said == [f"{why}; it is tried again"] * 2  # by each of them once
+            await broker.start()
+            await client._link.wait_connected()
+            assert client._link.lost is None
+        await broker.stop()
 
 
 async def test_who_is_not_answered_says_so() -> None:
