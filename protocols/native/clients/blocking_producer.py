@@ -249,9 +249,24 @@ class BlockingProducer(ClientUser):
         return found
 
     def _new_sequences(self) -> Sequences:
-        if self._producer_id is None:
-            self._producer_id = self.client.init_producer() if self._idempotent else -1
-        return Sequences(self._producer_id)
+        return Sequences(-1 if self._producer_id is None else self._producer_id)
+
+    def _take_producer_id(self, deadline: float) -> None:
+        while self._producer_id is None and self._idempotent:
+            try:
+                self._producer_id = self.client.init_producer()
+            except MillraceError as error:
+                if not error.retriable:
+                    raise
+                self._pause(error, deadline)
+
+    def _pause(self, error: MillraceError, deadline: float) -> None:
+        """Before what was refused or lost is tried again. Raises DeliveryTimedOut."""
+        if time.monotonic() > deadline:
+            raise DeliveryTimedOut(f"not stored: {error}") from error
+        # Rounds are of a connection: a new one may send again what the old one was refused.
+        self.client.close()
+        time.sleep(_RETRY_BACKOFF_S)
 
     def _before_sending(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Batches for these are about to be sent."""
@@ -342,13 +357,15 @@ class BlockingProducer(ClientUser):
     ) -> None:
         """Send, and note at which offset what was stored; what was not is told of."""
         refused: dict[tuple[str, int], MillraceError] = {}
+        deadline = time.monotonic() + self._delivery_timeout_s
         try:
+            self._take_producer_id(deadline)
             self._before_sending(drafts)
             for key, draft in drafts.items():
                 if key not in built:
                     numbers = self._sequences_of(key).stamp(draft.count)
                     built[key] = draft.build(self._compression, numbers, self._attributes)
-            self._deliver(built, stored, refused)
+            self._deliver(built, stored, refused, deadline)
         except MillraceError as error:
             for key, draft in drafts.items():
                 if key not in stored and isinstance(draft, SentBatch):
@@ -360,8 +377,8 @@ class BlockingProducer(ClientUser):
         built: dict[tuple[str, int], bytes],
         stored: dict[tuple[str, int], int],
         refused: dict[tuple[str, int], MillraceError],
+        deadline: float,
     ) -> None:
-        deadline = time.monotonic() + self._delivery_timeout_s
         failure: MillraceError | None = None
         waiting = [(*key, data) for key, data in built.items()]
         while waiting:
@@ -393,11 +410,7 @@ class BlockingProducer(ClientUser):
                             self._looked_s = -math.inf
                 waiting = again
             if waiting:
-                if time.monotonic() > deadline:
-                    raise DeliveryTimedOut(f"not stored: {last}") from last
-                # Rounds are of a connection: a new one may send again what the old one was refused.
-                self.client.close()
-                time.sleep(_RETRY_BACKOFF_S)
+                self._pause(last, deadline)
         if failure is not None:
             raise failure
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
+from core_log.memory_files import MemoryFiles
 from millrace import (
     BatchTooLarge,
     BlockingConsumer,
@@ -16,7 +18,7 @@ from millrace import (
     RecordMetadata,
     TransactionAborted,
 )
-from tests.protocols.native.broker import native_broker
+from tests.protocols.native.broker import Restartable, native_broker
 from tests.protocols.native.clients.test_blocking import in_thread
 
 SMALL = {"max.message.bytes": "200"}
@@ -107,6 +109,29 @@ async def test_a_process_that_was_forked_does_not_send_its_parents_records() -> 
     async with native_broker() as running:
         await running.broker.create_topic("t")
         await in_thread(work, running.server)
+
+
+async def test_who_sends_for_the_first_time_waits_for_the_broker_as_well() -> None:
+    async with trio.open_nursery() as nursery:
+        broker = Restartable(nursery, MemoryFiles())
+
+        def work(server: str) -> None:
+            producer = BlockingProducer(server)
+            delivery = producer.send("t", b"x")
+            trio.from_thread.run(broker.stop)
+            close = producer.client.close
+
+            def close_and_find_it_again() -> None:
+                producer.client.close = close  # type: ignore[method-assign]
+                close()
+                trio.from_thread.run(broker.start)
+
+            producer.client.close = close_and_find_it_again  # type: ignore[method-assign]
+            assert delivery.result().offset == 0
+            close()
+
+        await in_thread(work, (await broker.start()).server)
+        await broker.stop()
 
 
 async def test_in_a_transaction() -> None:
