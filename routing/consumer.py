@@ -122,13 +122,13 @@ class Consumer:
         """The name of the queue it consumes."""
         return self.queue.name
 
-    def window_credit(self, window: int, level: int) -> int:
-        """How many messages of priority `level` it may hold besides what it does, if only `window` may be of one not
-        higher than another.
+    def credit_within(self, window: int, level: int) -> int:
+        """How many messages of priority `level` it may get now, if it may hold only `window` of one not higher than
+        another; 0: as many as there are.
         """
-        if self.outstanding and level > self.level:
-            return 1
-        return window - self.outstanding
+        if not window:
+            return self.credit()
+        return min(self.credit(), 1 if self.outstanding and level > self.level else window - self.outstanding)
 
     def credit(self) -> int:
         """How many messages it may get now."""

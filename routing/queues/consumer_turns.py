@@ -71,8 +71,10 @@ class ConsumerTurns:
             self._active = self.consumers[0] if self.consumers else None
         return self._active
 
-    def choose(self, waiting: int) -> tuple[Consumer | None, int]:
-        """The next consumer in turn that has credit, and how many of the `waiting` messages it may have."""
+    def choose(self, waiting: int, window: int = 0, level: int = 0) -> tuple[Consumer | None, int]:
+        """The next consumer in turn that has credit, and how many of the `waiting` messages it may have; for `window`
+        and `level` see `Consumer.credit_within`.
+        """
         consumers = self.consumers
         if len(consumers) == 1 or self.single_active:
             consumer = consumers[0]
@@ -80,10 +82,10 @@ class ConsumerTurns:
                 active = self.active
                 if active is None or (active is not consumer and active.outstanding):
                     return None, 0
-            credit = consumer.credit()
+            credit = consumer.credit_within(window, level)
             return (consumer, credit) if credit > 0 else (None, 0)
         if self.least_first:
-            return self._least(waiting)
+            return self._least(waiting, window, level)
         best: int | None = None
         for _ in range(len(consumers)):
             index = self._next % len(consumers)
@@ -91,22 +93,22 @@ class ConsumerTurns:
             self._next = index + 1
             if self._ranked:
                 if best is None:
-                    best = next((one.priority for one in consumers if one.credit() > 0), None)
+                    best = next((one.priority for one in consumers if one.credit_within(window, level) > 0), None)
                 if consumer.priority != best:
                     continue
-            credit = consumer.credit()
+            credit = consumer.credit_within(window, level)
             if credit > 0:
                 share = -(-waiting // len(consumers))
                 return consumer, min(credit, max(1, min(share, _SHARE_MAX)))
         return None, 0
 
-    def _least(self, waiting: int) -> tuple[Consumer | None, int]:
+    def _least(self, waiting: int, window: int, level: int) -> tuple[Consumer | None, int]:
         """See rule 4; of equals, in turn."""
         consumers, count = self.consumers, len(self.consumers)
         able = [
             consumer
             for consumer in (*consumers[self._next % count :], *consumers[: self._next % count])
-            if consumer.credit() > 0
+            if consumer.credit_within(window, level) > 0
         ]
         if not able:
             return None, 0
@@ -116,7 +118,7 @@ class ConsumerTurns:
         self._next = consumers.index(chosen) + 1
         above = min((one.outstanding for one in able if one.outstanding > chosen.outstanding), default=None)
         share = -(-waiting // len(able)) if above is None else above - chosen.outstanding
-        return chosen, min(chosen.credit(), max(1, min(share, _SHARE_MAX)))
+        return chosen, min(chosen.credit_within(window, level), max(1, min(share, _SHARE_MAX)))
 
 
 def _rank(consumer: Consumer) -> tuple[int, int]:

@@ -413,15 +413,11 @@ class Queue:
             first, count, redelivered = self.head()
             if not count:
                 return
-            consumer, credit = self.turns.choose(self.message_count if len(consumers) > 1 else count)
+            level = self.priority(first) if window else -1
+            waiting = self.message_count if len(consumers) > 1 else count
+            consumer, credit = self.turns.choose(waiting, window, level)
             if consumer is None:
                 return
-            level = -1
-            if window:
-                level = self.priority(first)
-                credit = min(credit, consumer.window_credit(window, level))
-                if credit <= 0:
-                    return
             if count < SCATTERED_BELOW and count < credit and not window and self._goes_on(count):
                 gathered = gather(self, min(credit, _GATHERED_MAX))
                 if gathered is not None:

@@ -113,6 +113,23 @@ async def test_a_window_holds_back_what_is_not_more_urgent() -> None:
         assert client.take_bodies() == ["1:0"]
 
 
+@pytest.mark.parametrize("turns", ["in turn", "ranked", "least"])
+async def test_who_has_a_full_window_holds_nobody_up(turns: str) -> None:
+    told = {"x-consumer-turns": "least-unsettled"} if turns == "least" else {}
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-priority": 9, "x-priority-window": 2, **told})
+        publisher, full, idle = running.client(), running.client(), running.client()
+        await full.consume("q", arguments={"x-priority": 1 if turns == "ranked" else 0})
+        prioritised(publisher, 5, 0)
+        assert full.take_bodies() == ["0:5", "1:0"]
+        await idle.consume("q")
+        for _ in range(2):
+            prioritised(publisher, 5, 5)
+            assert idle.take_bodies() == ["0:5", "1:5"], "whoever of the two would be next"
+            assert full.take_bodies() == []
+            idle.ack(idle.session.next_id - 2, idle.session.next_id - 1)
+
+
 # --- times to live ---------------------------------------------------------------------
 
 
