@@ -83,10 +83,9 @@ def _sizes(queue: Queue, start: int) -> Iterator[tuple[bytes, bytes]]:
 def _returns(queue: Queue, start: int) -> Iterator[tuple[bytes, bytes]]:
     if queue.returns is None:
         return
-    found = [
-        (queue.id, offset, tries.packed, tries.due_ms)
-        for offset, tries in queue.returns.tries.items()
-        if offset < start
-    ]
-    for first in range(0, len(found), _RETURNS):
-        yield RETURNED_KEY, encode_returned(found[first : first + _RETURNS])
+    tries = queue.returns.tries
+    offsets = [offset for offset in tries if offset < start]
+    for first in range(0, len(offsets), _RETURNS):  # what is known by then: more may have come back, or be settled
+        there = [(offset, tries[offset]) for offset in offsets[first : first + _RETURNS] if offset in tries]
+        if there:
+            yield RETURNED_KEY, encode_returned([(queue.id, offset, one.packed, one.due_ms) for offset, one in there])
