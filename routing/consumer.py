@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Slab
@@ -109,8 +110,8 @@ class Consumer:
         self.number = 0
         """Those that came to its queue before have lower ones."""
         self.outstanding = 0
-        self.level = -1
-        """The highest message priority among what it holds, where the queue limits what it may hold of lower ones."""
+        self.level: int | None = None
+        """`highest`, where the queue limits what it may hold of lower ones; None: it has settled some since."""
         self.timeout_ms = timeout_ms
         """For so long it may hold a delivery, if its queue allows as much; 0: it has no limit of its own."""
         self.context: Any = context
@@ -128,7 +129,16 @@ class Consumer:
         """
         if not window:
             return self.credit()
-        return min(self.credit(), 1 if self.outstanding and level > self.level else window - self.outstanding)
+        more = window - self.outstanding
+        return min(self.credit(), 1 if more <= 0 and level > self.highest() else more)
+
+    def highest(self) -> int:
+        """The highest priority of a message that it holds."""
+        if self.level is None:
+            priority = cast("Queue", self.queue).priority
+            held = (one.offsets_of(one.first, one.end) for one in self.session.unsettled if one.consumer is self)
+            self.level = max(map(priority, chain.from_iterable(held)), default=-1)
+        return self.level
 
     def credit(self) -> int:
         """How many messages it may get now."""

@@ -138,6 +138,7 @@ class Settling:
         if limited:
             self.resume()
         consumer.outstanding -= count
+        consumer.level = None
         if not consumer.queue.awake:
             consumer.queue.wake()
 

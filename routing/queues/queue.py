@@ -433,8 +433,8 @@ class Queue:
             start = first - entry.first
             count = min(count, credit, entry.end - first)
             self.take(count)
-            if window:
-                consumer.level = level if not consumer.outstanding else max(level, consumer.level)
+            if window and consumer.level is not None:
+                consumer.level = max(level, consumer.level)
             if redelivered and self.returns is not None and self.returns.tries:
                 offsets = list(range(first, first + count))
                 slab = self.returns.marked(entry.slab.part(start, start + count), offsets)

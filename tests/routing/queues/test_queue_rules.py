@@ -113,6 +113,23 @@ async def test_a_window_holds_back_what_is_not_more_urgent() -> None:
         assert client.take_bodies() == ["1:0"]
 
 
+async def test_a_window_knows_what_is_settled_of_the_urgent() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-priority": 9, "x-priority-window": 1})
+        publisher, client = running.client(), running.client()
+        await client.consume("q")
+        for priority in (0, 5):
+            prioritised(publisher, priority)
+            assert client.take_bodies() == [f"0:{priority}"]
+        client.ack(2)
+        prioritised(publisher, 3, 3)
+        assert client.take_bodies() == ["0:3"], "it is more urgent than all that is left"
+        client.ack(1)
+        assert client.take_bodies() == []
+        client.ack(3)
+        assert client.take_bodies() == ["1:3"]
+
+
 @pytest.mark.parametrize("turns", ["in turn", "ranked", "least"])
 async def test_who_has_a_full_window_holds_nobody_up(turns: str) -> None:
     told = {"x-consumer-turns": "least-unsettled"} if turns == "least" else {}
