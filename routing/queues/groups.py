@@ -222,6 +222,8 @@ class Groups:
             self.aside.placed.add(offset, 1, redelivered=offset in self._again)
             self._index(offset, keys[offset])
         self._indexed += len(offsets)
+        # They are next, whoever's turn it is by then: what others want would be read in their place, and they again.
+        self._free = {key: None for offset in offsets if (key := keys[offset]) in self._free} | self._free
         if not queue.partition.load_scattered(offsets[:_READ_MAX], queue):
             queue.partition.load(offsets[0], queue)
 

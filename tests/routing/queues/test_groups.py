@@ -7,11 +7,13 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import MemoryFiles
 from routing.errors import InvalidArgument
 from routing.message import Slab
+from routing.queues.homes import scattered
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed, with_headers
 
@@ -281,3 +283,29 @@ async def test_workers_come_and_go_and_every_key_keeps_its_order(seed: int) -> N
             one.session.close()
         left = [groups._held, groups._key_of, groups._theirs, groups._again]
         assert not any(left)
+
+
+async def test_what_one_consumer_has_read_is_not_pushed_out_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with messages of which few fit into what is kept."""
+    monkeypatch.setattr(scattered, "_KEPT_BYTES_MAX", 1)
+    monkeypatch.setattr(scattered, "_READ_BYTES_MAX", 1)
+    monkeypatch.setattr(scattered, "_AT_ONCE_MAX", 1)
+    async with engine(MemoryFiles(), stripes=1, stripe_cache_bytes=0, cold_read_bytes=1) as running:
+        await running.queue("q", arguments={"x-group-by": "routing-key"})
+        await running.bind("amq.topic", "q", "#")
+        publisher, first = running.client(), running.client()
+        for key in "abcd" * 2:
+            await publisher.publish_safely(key, key, exchange="amq.topic")
+        await first.consume("q")
+        while len(first.deliveries) < 8:
+            running.turn()
+            await trio.sleep(0.001)
+        first.session.close()
+        clients = [running.client(), running.client()]
+        for client in clients:
+            await client.consume("q")
+        turns = 0
+        while sum(len(client.deliveries) for client in clients) < 8:
+            assert (turns := turns + 1) < 300, "they read in turn, and nobody is given anything"
+            running.turn()
+            await trio.sleep(0.001)
