@@ -123,7 +123,7 @@ class Client(Groups, Service):
     @on_either_loop
     async def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create it durably. Raises PreconditionFailed when it exists."""
-        await self._link.request(
+        await self._link.request_once(
             wire_topics.CreateTopic(0, name, partitions, dict(config or {})), wire_topics.CreateTopicReply
         )
 
@@ -146,7 +146,7 @@ class Client(Groups, Service):
         said = {"name": topic, "partition": partition, "before": -1 if before is None else before}
         try:
             start: int = (
-                await link.request(wire.Administer(0, "topics.delete_records", said), wire.AdministerReply)
+                await link.request_once(wire.Administer(0, "topics.delete_records", said), wire.AdministerReply)
             ).result
         except NotLeader:
             self._leaders.stale([(topic, partition)])
@@ -156,7 +156,7 @@ class Client(Groups, Service):
     @on_either_loop
     async def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""
-        await self._link.request(wire_topics.DeleteTopic(0, name), wire_topics.DeleteTopicReply)
+        await self._link.request_once(wire_topics.DeleteTopic(0, name), wire_topics.DeleteTopicReply)
 
     @on_either_loop
     async def list_topics(self) -> dict[str, int]:
@@ -178,7 +178,7 @@ class Client(Groups, Service):
     @on_either_loop
     async def administer(self, operation: str, /, **arguments: Any) -> Any:
         """Run an operation of administration; see `BlockingClient.administer`."""
-        return (await self._link.request(wire.Administer(0, operation, arguments), wire.AdministerReply)).result
+        return (await self._link.request_once(wire.Administer(0, operation, arguments), wire.AdministerReply)).result
 
     @on_either_loop
     async def bind_topic(

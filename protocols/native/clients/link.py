@@ -361,6 +361,12 @@ class Link:
             raise ProtocolError(f"the broker answered {type(reply).__name__} instead of {kind.__name__}")
         return reply
 
+    async def request_once(self, request: Request, kind: type[ReplyType]) -> ReplyType:
+        """`request`, once there is a connection: that is waited for as long as a request may take."""
+        with trio.move_on_after(self.config.request_timeout_ms / 1000):
+            await self.wait_connected()
+        return await self.request(request, kind)
+
     async def call(self, request: Request, kind: type[ReplyType], *, timeout_ms: int | None = None) -> ReplyType:
         """Like `request`, repeated over lost connections and retriable errors.
 

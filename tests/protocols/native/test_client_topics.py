@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from millrace import Client, MillraceError, Producer
+from tests.gateway.relay import relay
 from tests.protocols.native.broker import native_broker
 
 
@@ -36,3 +38,14 @@ async def test_the_broker_says_how_many_partitions_there_may_be() -> None:
             await client.create_topic("many", partitions=9_999_999)
         with pytest.raises(MillraceError, match="partitions must be 1 to 1000, not 9999999"):
             await client.create_partitions("t", 9_999_999)
+
+
+async def test_what_is_asked_for_once_waits_for_a_connection_that_is_being_made_again() -> None:
+    """It was refused at once, though nothing had been sent: as by a script behind a broker's restart."""
+    async with native_broker() as running, relay(running.server) as between, Client(between.address) as client:
+        between.cut()
+        with trio.fail_after(10):
+            while client._link._stream is not None:
+                await trio.sleep(0.001)
+            await client.create_topic("t")
+        assert await client.list_topics() == {"t": 1}
