@@ -54,6 +54,12 @@ class Follower:
         """Whether `repair` is to be called."""
         return self.cut_to is not None or self.restart_at is not None
 
+    @property
+    def repair_due(self) -> str:
+        """What it is to do, in words."""
+        what = f"cut to {self.cut_to}" if self.cut_to is not None else f"begun anew at {self.restart_at}"
+        return f"ends at {self.log.log_end_offset}, is to be {what} as its leader's"
+
     def link_up(self) -> None:
         """A new link to the leader: it knows nothing yet."""
         self._tag = 0

@@ -10,7 +10,7 @@
 4. A follower that has no credit, or takes nothing, is told of watermarks all the same; batches wait until it has.
 5. Logs of which a follower is not in sync come after all others, and share `catch_up_bytes_per_s`. What is not in
    memory any more is read in a thread, for two logs at a time.
-6. A replica that would have to cut what is committed is not one of its leader's log: it asks for nothing any more.
+6. A replica that would have to cut what is committed says so in the log, and asks for nothing any more.
 """
 
 from __future__ import annotations
@@ -479,9 +479,8 @@ class Replicas:
         elif role.unsaid_bytes:
             self._tell_soon(replica.log)
 
-    async def _repair(self, replica: Replica, role: Follower) -> Any:
-        what = f"cut to {role.cut_to}" if role.cut_to is not None else f"begun anew at {role.restart_at}"
-        logger.warning("%s: ends at %d, is to be %s as its leader's", role.log.directory, role.log.log_end_offset, what)
+    async def _repair(self, replica: Replica, role: Follower) -> None:
+        logger.warning("%s: %s", role.log.directory, role.repair_due)
         try:
             await role.repair()
         except BelowHighWatermark as error:
@@ -492,7 +491,8 @@ class Replicas:
             logger.error("%s: %s", role.log.directory, error)
             await trio.sleep(_RETRY_S)
             if role.log.half_cut:  # no other role can have it before that is over
-                return self._spawn(self._repair, replica, role)
+                self._spawn(self._repair, replica, role)
+                return
         self._busy.discard(role)
         before = replica.role
         replica.assume(self._clock())

@@ -35,7 +35,6 @@ from routing.groups.errors import (
     InvalidSessionTimeout,
     NeedsEpochs,
     NotCoordinator,
-    RebalanceInProgress,
     UnknownGroup,
     UnknownMember,
 )
@@ -330,8 +329,8 @@ class Coordinator:
             if isinstance(found, MixedGroup) and not knows_epochs and found.has_epochs(member_id):
                 raise NeedsEpochs(f"members of group '{group}' have epochs")
             found.check_commit(member_id, instance_id, generation, offsets.keys())
-            if isinstance(found, Group) and found.state is State.COMPLETING:
-                raise RebalanceInProgress(f"group '{group}' is divided anew")
+            if isinstance(found, Group):  # in a transaction nobody asks again: it would be the end of Java's producer
+                found.require_not(State.COMPLETING)
         elif generation >= 0:
             if group in self._offsets.groups:
                 raise UnknownMember(f"group '{group}' has no members")
@@ -349,8 +348,7 @@ class Coordinator:
         partitions: Collection[Partition] = (),
     ) -> None:
         """Whether who commits offsets of these in a transaction may; who says of no member that it is one may always.
-        Also while a generation waits for its leader, as nobody has been given anything else yet: no client asks again
-        then, Java's producer takes it for its end. Raises GroupError.
+        Raises GroupError.
         """
         self._require_here(group)
         found = self.groups.get(group)

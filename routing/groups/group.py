@@ -310,8 +310,7 @@ class Group:
             member = self._current(member_id, instance_id, generation)
             if protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol):
                 raise InconsistentProtocol(f"group '{self.name}' divides partitions by {self.protocol}")
-            if self.state is State.PREPARING:
-                raise RebalanceInProgress("the group is divided anew")
+            self.require_not(State.PREPARING)
         except GroupError as error:
             answer(Synced(error))
             return
@@ -349,8 +348,7 @@ class Group:
         """A member is there. Raises GroupError."""
         member = self._current(member_id, instance_id, generation)
         self._heard_of(member)
-        if self.state is State.PREPARING:
-            raise RebalanceInProgress("the group is divided anew")
+        self.require_not(State.PREPARING)
 
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, partitions: Collection[Partition] = ()
@@ -361,6 +359,11 @@ class Group:
         if self.members and not member_id and instance_id is None:
             raise UnknownMember(f"group '{self.name}' has members: who is none of them moves it when they are gone")
         self._heard_of(self._current(member_id, instance_id, generation))
+
+    def require_not(self, state: State) -> None:
+        """It is not in this state, in which it is divided anew. Raises RebalanceInProgress."""
+        if self.state is state:
+            raise RebalanceInProgress("the group is divided anew")
 
     def reads(self, topic: str) -> bool:
         """Whether a member wants a topic, or may, for all that is known."""

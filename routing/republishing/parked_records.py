@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from core_log.record_batch import iterate_records
 from routing.errors import BrokerError, StorageUnavailable
 from routing.message import Slab
 from routing.property_editors import NEUTRAL
+from routing.queues.packed_ranges import pack, unpack, without
 from routing.republishing.dead_letter_topics import SUFFIX, bury
 from routing.session import Consumer, Outcome, Session
 from routing.topics.single_records import append_anywhere
@@ -90,12 +91,14 @@ class Releaser:
         if not ends:
             return
 
+        apart = [(number, 1) for number, _, _ in large]
+
         def done(error: StorageUnavailable | None) -> None:
-            for first, last in _between(first_id, last_id, [number for number, _, _ in large]):
+            for first, count in unpack(without(pack([(first_id, last_id - first_id + 1)]), apart)):
                 if error is None:
-                    self._settle(first, last, Outcome.ACK)
+                    self._settle(first, first + count - 1, Outcome.ACK)
                 else:
-                    self._later(partial(self._settle, first, last, Outcome.REQUEUE), _RETRY_S)
+                    self._later(partial(self._settle, first, first + count - 1, Outcome.REQUEUE), _RETRY_S)
 
         self._broker.commits.when_committed(list(ends.items()), done)
 
@@ -214,13 +217,3 @@ def led_here(topic: Topic, index: int) -> TopicPartition | None:
         return None
     partition = topic.partitions[index]
     return partition if partition.forward is None and partition.error() is None else None
-
-
-def _between(first: int, last: int, apart: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The runs of [first, last] that are left without some of these numbers, which rise."""
-    for one in apart:
-        if first < one:
-            yield first, one - 1
-        first = one + 1
-    if first <= last:
-        yield first, last

@@ -77,8 +77,9 @@ class Topology:
         self.follow_policies: Callable[[str], Awaitable[None]] | None = None
         """Has all of a virtual host live by its policies; for those that others have changed."""
         self.topic_gone: Callable[[Topic], None] | None = None
-        self.partitions_gone: Callable[[Topic, Sequence[TopicPartition]], None] | None = None
         """Told of a topic that is deleted, whoever did it."""
+        self.partitions_gone: Callable[[Topic, Sequence[TopicPartition]], None] | None = None
+        """The same of partitions that a topic does not have any more."""
         self.queue_gone: Callable[[Queue], None] | None = None
         """The same of a durable queue, before it goes."""
         self.vhost_made: Callable[[VirtualHost], None] | None = None

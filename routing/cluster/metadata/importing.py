@@ -117,19 +117,22 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
     if files.exists(f"{_RETAINED_LOGS}/0"):
         internal.append((log_of_kind(RETAINED, 0), f"{_RETAINED_LOGS}/0"))
     moves: list[tuple[str, str]] = []
+
+    def moved(old: str, new: str) -> str:
+        """A directory is to be moved; where it is now."""
+        moves.append((old, new))
+        return new if files.exists(new) else old
+
     ids = log_of_kind(TRANSACTIONS, 0)
     has_ids = files.exists(OWN_TRANSACTIONS) or files.exists(directory_of(ids))
     if has_ids:
-        moves.append((OWN_TRANSACTIONS, directory_of(ids)))
-        internal.append((ids, directory_of(ids) if files.exists(directory_of(ids)) else OWN_TRANSACTIONS))
+        internal.append((ids, moved(OWN_TRANSACTIONS, directory_of(ids))))
     puts += [state(name, directory, FACTOR, minimum_of(FACTOR)) for name, directory in internal]
     for (_, name), value in topics:
         said, uid = replication(value["config"]), uid_of(name)
         for index in range(value["partitions"]):
-            old, new = topic_directory(name, index), topic_directory(name, index, uid)
-            now = new if files.exists(new) else old
+            now = moved(topic_directory(name, index), topic_directory(name, index, uid))
             puts.append(state(topic_log(uid, index), now, said.factor, said.minimum, firm=said.firm))
-            moves.append((old, new))
     return Work(homes, 1 if has_ids else TRANSACTION_LOGS, puts, moves)
 
 

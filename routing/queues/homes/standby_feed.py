@@ -140,9 +140,12 @@ class StandbyFeed:
 
     def _do_without(self) -> None:
         """No checkpoint can be saved of what stands where the leader's log begins by now: this one follows it."""
-        log = self._log
-        log.needed_from = log.leader_start
-        log.follow_start(log.leader_start)
+        self._need_from(self._log.leader_start)
+
+    def _need_from(self, offset: int) -> None:
+        """What stands before that may go, where it has gone at the leader."""
+        self._log.needed_from = offset
+        self._log.follow_start(self._log.leader_start)
 
     @property
     def _holds_up(self) -> bool:
@@ -224,7 +227,6 @@ class StandbyFeed:
         try:
             await in_thread(lambda: self._save(log, encode_checkpoint(standby)))
             self._unsaved_bytes = 0
-            log.needed_from = standby.offset
-            log.follow_start(log.leader_start)
+            self._need_from(standby.offset)
         except OSError as error:
             logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
