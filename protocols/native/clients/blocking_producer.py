@@ -87,7 +87,7 @@ class BlockingDelivery:
 
 class BlockingProducer(ClientUser):
     """`with BlockingProducer("host:port") as producer`; see the module. The parameters are those of `Producer`, and of
-    `BlockingClient`.
+    `BlockingClient`. A broker that stands still is waited for until `timeout_s` after `delivery_timeout_ms`, at most.
     """
 
     def __init__(
@@ -383,9 +383,13 @@ class BlockingProducer(ClientUser):
         waiting = [(*key, data) for key, data in built.items()]
         while waiting:
             last: MillraceError
+            left_ms = max(int((deadline - time.monotonic()) * 1000), 1)
             try:
                 results = self.client.try_produce(
-                    waiting, acks=self._acks, timeout_ms=self._timeout_ms, transactional_id=self._transactional_id
+                    waiting,
+                    acks=self._acks,
+                    timeout_ms=min(self._timeout_ms, left_ms),
+                    transactional_id=self._transactional_id,
                 )
             except MillraceError as error:
                 if not error.retriable:

@@ -332,9 +332,9 @@ class Producer(Service):
 
     def _due_at(self, queue: Waiting, now: float) -> float:
         """When something will be due that is not now."""
-        times = [batch.created_at + self._delivery_timeout_s for batch in (*queue.failed, *queue.ready)]
+        times = [batch.created_at + self._delivery_timeout_s for batch in queue.batches()]
         if queue.open is not None:
-            times += (queue.open.created_at + self._delivery_timeout_s, queue.open.created_at + self._linger_s)
+            times.append(queue.open.created_at + self._linger_s)
         if queue.recovering:
             times.append(queue.resume_at)
         return min((at for at in times if at > now), default=math.inf)
@@ -439,13 +439,15 @@ class Producer(Service):
             if isinstance(error, UnknownPartition):  # the topic was made again, with fewer
                 self._leaders.stale([(queue.topic, queue.index)])
             self._finish_batch(queue, batch, base_offset, error)
-            if not queue.failed:
-                queue.recovering = False
-        if queue.failed and not queue.in_flight:
+        self._put_back(queue)
+
+    def _put_back(self, queue: Waiting) -> None:
+        """What failed is sent again as soon as nothing of its partition is under way."""
+        if not queue.failed:
+            queue.recovering, queue.refusals = False, 0
+        elif not queue.in_flight:
             queue.put_back()
             queue.resume_at = trio.current_time() + self._backoff_s(queue)
-        elif not queue.recovering:
-            queue.refusals = 0
 
     def _backoff_s(self, queue: Waiting) -> float:
         """Leaders hand over within a moment: one that refuses is tried again soon, and the next one at once."""
@@ -470,8 +472,11 @@ class Producer(Service):
             self._active.pop(queue, None)
 
     def _expire(self, queue: Waiting, now: float) -> None:
-        """Give up what waited for longer than `delivery_timeout_ms`; what is under way gets its answer first."""
+        """Give up what waited for longer than `delivery_timeout_ms`, though its answer may come yet."""
         oldest = now - self._delivery_timeout_s
+        while queue.in_flight and queue.in_flight[0].created_at <= oldest:
+            self._give_up(queue, queue.in_flight.pop(0))
+            self._put_back(queue)
         while queue.ready and queue.ready[0].created_at <= oldest:
             self._give_up(queue, queue.ready.popleft())
         if queue.open is not None and queue.open.created_at <= oldest:
@@ -486,10 +491,8 @@ class Producer(Service):
 
     def _fail_all(self, error: MillraceError) -> None:
         for queue in list(self._active):
-            batches = queue.batches()
-            queue.open = None
-            for waiting in (queue.in_flight, queue.failed, queue.ready):
-                waiting.clear()
+            batches = [*queue.in_flight, *queue.unsent()]
+            queue.in_flight.clear()
             for batch in batches:
                 self._finish_batch(queue, batch, -1, error)
 

@@ -313,6 +313,14 @@ async def test_a_record_that_is_not_acknowledged_in_time() -> None:
             assert producer.buffered_bytes == 0
 
 
+async def test_a_record_under_way_is_given_up_in_time_while_its_broker_stands_still() -> None:
+    async with silent_broker() as server, Producer(server, delivery_timeout_ms=60) as producer:
+        delivery = await producer.send("t", b"x")
+        with trio.fail_after(TIMEOUT_S), pytest.raises(DeliveryTimedOut):
+            await delivery
+        assert producer.buffered_bytes == 0
+
+
 async def test_who_does_not_reach_a_leader_is_told_where_it_would_be() -> None:
     """As behind a proxy that leads to one broker of several."""
     text = r"broker 7 at \[::1\]:1, which leads partition 0 of topic 't', is not reached"
