@@ -33,6 +33,7 @@ from routing.cluster.clients.keeping import Keeping, SharedWills
 from routing.cluster.cluster import Cluster
 from routing.cluster.homes import Homes
 from routing.cluster.metadata.health import Health, called, names_by_id
+from routing.cluster.metadata.leftovers import Leftovers, partitions_by_id
 from routing.cluster.topic_logs import TopicLogs
 from routing.cluster.trash import KEPT_MS
 from routing.commits import CommitWaiter
@@ -464,6 +465,7 @@ async def open_broker(
             cluster.is_low_on_disk = lambda: broker.alarms.disk_low or broker.alarms.space.misplaced
             cluster.call_logs(lambda log: called(log, names_by_id(broker.topics.values())))
             nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)
+            nursery.start_soon(Leftovers(cluster, lambda: partitions_by_id(broker.topics.values())).run)
         try:
             yield broker
         finally:

@@ -161,7 +161,9 @@ class TopicLogs:
                 firm=said.firm,
             )
             puts.append((log_key(b"", topic_log(uid, index)), encode(state)))
-        guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
+        relied = {place.broker: place.epoch for place in places}
+        relied[cluster.broker_id] = cluster.members.epoch  # see `metadata/leftovers.py`
+        guards = [Guard(broker_key(broker), create_revision=epoch) for broker, epoch in relied.items()]
         return puts, guards
 
     def factor_of(self, topic: Topic) -> int:

@@ -147,6 +147,17 @@ class Elections:
         """Logs whose ISR lacks a replica."""
         return [log for log, known in self.logs.items() if len(known.state.isr) < len(known.state.replicas)]
 
+    @property
+    def decides(self) -> bool:
+        """Whether this broker is the controller."""
+        return bool(self._candidate.epoch)
+
+    async def remove(self, logs: Mapping[str, Known]) -> None:
+        """As the controller, have these be logs no more. Raises Conflict where one has changed, MetadataUnavailable."""
+        keys = {log_key(b"", log): known.mod_revision for log, known in logs.items()}
+        guards = [self._candidate.guard, *(Guard(key, revision) for key, revision in keys.items())]
+        await self._store.change(guards, [(key, None) for key in keys])
+
     async def run(self) -> None:
         """Decide as long as this broker is the controller, until cancelled."""
         moves = Moves(
