@@ -431,7 +431,8 @@ class Process:
         self.ask(partial(metadata.commit, change.guards, ((key, encode(change.state)),)), answer)
 
     def _follow(self, replica: Replica, role: Follower, again: bool) -> None:
-        if role.needs_repair and not replica.log.truncating and role not in self.busy:
+        log = replica.log
+        if role.needs_repair and (log.half_cut or not log.truncating) and role not in self.busy:
             self.busy.add(role)
             self.note(f"repairs {role.name}: cut to {role.cut_to}, restart at {role.restart_at}")
             drive(role.repair(), partial(self._repaired, role))

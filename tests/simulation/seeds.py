@@ -12,6 +12,7 @@ LOGS = {
     3215: "a leader's log ended in a gap: no follower ever got to its end, so none was in sync and nothing was taken",
     1054: "an epoch in which a leader wrote nothing kept it from taking what an older epoch's leader had written more",
     20183: "a link whose hello was on its way while its broker registered anew: whoever follows by it can never join",
+    8_100_060: "a cut that a disk had refused half-way was not tried again, by the simulation alone",
 }
 
 BROKERS = {
