@@ -14,7 +14,7 @@
    One that fires late, because this process stood still, lets the socket be read first: what the peer said in time may
    wait there. So it may where so many speak at once that their turns take longer than a deadline. One turn is waited
    for, no more: of a peer that sends faster than we read there is always something to read. Who is not read from as too
-   much waits for him is not silent as long as he takes something of that, however slowly.
+   much waits for him is not silent as long as he takes something of that, however slowly, or more comes from him.
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
    the engine, then the peer gets `close_linger_ms` to take the last bytes and close. Of thousands that end at once
@@ -39,7 +39,7 @@ from gateway.config import Limits
 from gateway.fair_reads import FairReads, Neighbours
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.readers import Readers
-from gateway.sockets import has_hung_up, see_off, send_all
+from gateway.sockets import has_hung_up, see_off, send_all, unread_bytes
 from gateway.tls import TlsLayer, TlsReader
 from protocols.sansio import Adapter
 
@@ -132,6 +132,7 @@ class Connection:
         "_socket",
         "_timer",
         "_tls",
+        "_unread_bytes",
         "_waited_for",
         "_web",
         "adapter",
@@ -171,6 +172,8 @@ class Connection:
         self._had_turn = False
         self._failed = self._drains = False
         self._holds = False
+        self._unread_bytes = 0
+        """What was there to read when it was looked at last, while nothing is."""
         self._over = trio.Event()
         self._in_turn = self._peer_closed = False
         self._layered = tls is not None or web is not None
@@ -310,7 +313,7 @@ class Connection:
 
     async def _drained(self) -> None:
         """Read nothing until the peer has taken half of what may wait for it."""
-        self._drains = True
+        self._drains, self._unread_bytes = True, 0
         await self.outbox.drained()
         self._drains = self.adapter.held = False
 
@@ -409,6 +412,14 @@ class Connection:
         except OSError:
             return False
 
+    def _shows_life(self) -> bool:
+        """Whether a peer that is not read from has taken something since the last look, or more has come from him: the
+        kernel may have so much left to send that what it takes from us tells little."""
+        unread = unread_bytes(self._socket)
+        moved = self.outbox.moved or unread > self._unread_bytes
+        self.outbox.moved, self._unread_bytes = False, unread
+        return moved
+
     def _timer_fired(self) -> None:
         self._timer = None
         self._armed_at = math.inf
@@ -428,8 +439,8 @@ class Connection:
                     self.outbox.discard()
                     self._wake()
                     return
-                if self._drains:  # it is not read from, and what it takes is a sign of life
-                    adapter.held, self.outbox.moved = self.outbox.moved, False
+                if self._drains:
+                    adapter.held = self._shows_life()
                 adapter.handle_timer(now)
             if adapter.closed:
                 self._wake()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import sys
+import termios
 from contextlib import suppress
 
 import trio
@@ -53,6 +56,11 @@ def has_hung_up(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))
+
+
+def unread_bytes(sock: socket.socket) -> int:
+    """How much has come from the peer that was not read yet. Raises OSError."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 async def receive(sock: socket.socket) -> bytes:

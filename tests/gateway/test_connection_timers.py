@@ -166,6 +166,23 @@ async def test_who_takes_slowly_what_waits_for_him_is_not_silent(mock_clock: Moc
         assert adapter.excused == [True, False, True]
 
 
+async def test_who_speaks_while_he_is_not_read_from_is_not_silent(mock_clock: MockClock) -> None:
+    """The kernel has megabytes to send: of what a slow peer takes nothing is seen here for long."""
+    async with open_door(Talkative) as door, await door.connect(receive_bytes=4096) as client:
+        adapter = await door.adapter()
+        assert isinstance(adapter, Talkative)
+        await client.send_all(b"1")
+        await receive_exactly(client, 1)
+        (connection,) = door.shell.connections
+        for heartbeat in (b"2", b"", b"3"):
+            connection.outbox.moved = False
+            if heartbeat:
+                client.socket._sock.send(heartbeat)  # type: ignore[attr-defined]
+            mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
+            connection._timer_fired()
+        assert adapter.excused == [True, False, True]
+
+
 class Excusing(EchoAdapter):
     """Notes whether a silence means something."""
 
