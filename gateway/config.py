@@ -158,7 +158,8 @@ class Limits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     read_bytes_max: Annotated[int, Meta(ge=1024, le=16 << 20)] = 256 << 10
     """Most bytes taken from a socket at once."""
     outbox_bytes_high: Annotated[int, Meta(ge=1024, le=BYTES_MAX)] = 256 << 10
-    """A peer with more than this waiting for it gets no more deliveries, and is not read from, until half is gone."""
+    """A peer with more than this waiting for it gets no more deliveries, and is not read from once as much of answers
+    has come to that, until half is gone."""
     outbox_bytes_max: Bytes = 64 << 20
     """A peer with more than this waiting for it, that takes nothing for `outbox_stalled_ms`, is disconnected."""
     outbox_stalled_ms: Milliseconds = 30_000

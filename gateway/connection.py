@@ -7,9 +7,10 @@
    While the broker is short of disk or memory, whoever publishes is not read from until it is over, or until the peer
    has closed and would be overdue: else those who come and go take all the connections there may be.
 2. Back-pressure comes after a read was handled, never within: the turn waits while too much waits for the disk, or
-   too much for its own peer; deliveries go on meanwhile. Who adds little to what waits for the disk, or nothing, may go
-   on for longer: with one who floods a slow disk all others would stand still. It never depends on the length of
-   queues: a reader stopped by long queues could not read the acks that shorten them.
+   too much for its own peer, and as much of answers to what he sends: deliveries have stopped by themselves, and there
+   are clients that read nothing until all they publish is taken. Deliveries go on meanwhile. Who adds little to what
+   waits for the disk, or nothing, may go on for longer: with one who floods a slow disk all others would stand still.
+   It never depends on the length of queues: a reader stopped by long queues could not read the acks that shorten them.
 3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
    One that fires late, because this process stood still, lets the socket be read first: what the peer said in time may
    wait there. So it may where so many speak at once that their turns take longer than a deadline. One turn is waited
@@ -286,9 +287,11 @@ class Connection:
         if cold_reads is not None:
             cold_reads.wanted = False
         began, unflushed_before = perf_counter(), room.unflushed_bytes
+        written_before = outbox.written_bytes
         adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
         await adapter.handle(data)
         adapter.held = False
+        answered_bytes = outbox.written_bytes - written_before
         shell.end_turn()
         appended_bytes = room.unflushed_bytes - unflushed_before
         if not data:
@@ -297,7 +300,7 @@ class Connection:
         reads.took(len(data), began, perf_counter(), outbox.written_bytes)
         if adapter.next_timer_at() < self._armed_at:
             self._arm()
-        if outbox.pending_bytes > shell.limits.outbox_bytes_high:
+        if outbox.pending_bytes > shell.limits.outbox_bytes_high and self._is_answered_much(answered_bytes):
             await self._drained()
         adapter.held = True
         await room.wait_for_room(little=appended_bytes <= _LITTLE_BYTES)
@@ -310,6 +313,11 @@ class Connection:
     def _ended(self) -> bool:
         """Whether TLS or the WebSocket has ended with what was read: the kernel may have nothing more to tell."""
         return (self._tls is not None and self._tls.ended) or (self._web is not None and self._web.ended)
+
+    def _is_answered_much(self, answered_bytes: int) -> bool:
+        """Whether much of what waits for the peer are answers, and not deliveries."""
+        most, outbox = self._shell.limits.outbox_bytes_high, self.outbox
+        return answered_bytes > most or (outbox.full_at is not None and outbox.written_bytes - outbox.full_at > most)
 
     async def _drained(self) -> None:
         """Read nothing until the peer has taken half of what may wait for it."""

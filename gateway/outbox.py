@@ -104,7 +104,7 @@ class SocketOutbox:
 
     __slots__ = (
         "_backlog", "_dialled", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files",
-        "_socket", "_tls", "_web", "broken", "dirty", "moved", "on_writable", "pending_bytes", "sends_files",
+        "_socket", "_tls", "_web", "broken", "dirty", "full_at", "moved", "on_writable", "pending_bytes", "sends_files",
         "writable", "written_bytes",
     )  # fmt: skip
 
@@ -136,6 +136,8 @@ class SocketOutbox:
         """The peer took some of what waits, since whoever looks has set it to False."""
         self.broken = False
         """Nothing can be sent any more."""
+        self.full_at: int | None = None
+        """`written_bytes` at the end of the turn in which there was no room left for deliveries; None: there is."""
         self._sent_files = False
         self._drained: trio.Event | None = None
 
@@ -183,6 +185,8 @@ class SocketOutbox:
     def flush(self) -> None:
         """End of the turn: one send, unless a task is waiting for the socket already."""
         self.dirty = False
+        if not self.writable and self.full_at is None:
+            self.full_at = self.written_bytes
         if self._pieces and self._backlog is None:
             if len(self._pieces) == 1 and self._plain:
                 buffers, self._pieces, self._large = self._pieces, [], False
@@ -345,7 +349,7 @@ class SocketOutbox:
         if self._drained is not None and self.pending_bytes <= self._low_bytes:
             self.wake_waiting()
         if not self.writable and self.pending_bytes <= self._low_bytes:
-            self.writable = True
+            self.writable, self.full_at = True, None
             if self.on_writable is not None:
                 try:
                     self.on_writable()

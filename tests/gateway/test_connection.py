@@ -269,13 +269,17 @@ async def test_a_peer_that_does_not_read_is_not_read_from_until_it_does() -> Non
         adapter.outbox.write(bytes(8 << 20))
         door.shell.end_turn()
         assert not adapter.outbox.writable
-        await client.send_all(b"a")
-        await until(lambda: adapter.reads == [b"a"])
-        await client.send_all(b"b")
+        for asked in (b"a", b"b"):  # with what waits already he is read from
+            await client.send_all(asked)
+            await until(lambda asked=asked: adapter.reads[-1:] == [asked])
+        adapter.outbox.write(bytes(SMALL.outbox_bytes_high))
+        await client.send_all(b"c")
+        await until(lambda: adapter.reads[-1] == b"c")
+        await client.send_all(b"d")
         await trio.testing.wait_all_tasks_blocked(0.02)
-        assert adapter.reads == [b"a"]
-        await receive_exactly(client, (8 << 20) + 2)
-        assert adapter.reads == [b"a", b"b"]
+        assert adapter.reads == [b"a", b"b", b"c"]
+        await receive_exactly(client, (8 << 20) + SMALL.outbox_bytes_high + 4)
+        assert adapter.reads == [b"a", b"b", b"c", b"d"]
         assert adapter.resumed == 1
         assert adapter.outbox.writable
         assert adapter.outbox.pending_bytes == 0
@@ -285,8 +289,11 @@ async def test_a_connection_that_waits_for_its_peer_can_be_ended() -> None:
     async with open_door(limits=SMALL) as door, await door.connect(receive_bytes=4096) as client:
         adapter = await door.adapter()
         adapter.outbox.write(bytes(8 << 20))
+        door.shell.end_turn()
+        adapter.outbox.write(bytes(SMALL.outbox_bytes_high))
         await client.send_all(b"a")
-        await until(lambda: adapter.reads)
+        (connection,) = door.shell.connections
+        await until(lambda: connection._drains)
         adapter.closed = True
         adapter.outbox.write(b"")
         door.shell.end_turn()
