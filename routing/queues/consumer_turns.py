@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _SHARE_MAX = 64
 """Most messages a consumer gets in one go while others of the queue wait for theirs."""
+_CREDIT_MAX = 1 << 20
+"""So much counts of the credit of one that may have any number."""
 
 
 class ConsumerTurns:
@@ -70,6 +72,15 @@ class ConsumerTurns:
         if self._active is None or (self._active is not self.consumers[0] and not self._active.outstanding):
             self._active = self.consumers[0] if self.consumers else None
         return self._active
+
+    def credit(self, window: int) -> int:
+        """How many messages consumers may be given now, whatever their priorities; for `window` see
+        `Consumer.credit_within`.
+        """
+        consumers = self.consumers
+        if self.single_active and consumers:
+            consumers = consumers[:1] if self.active is consumers[0] else []
+        return sum(max(0, min(one.credit_within(window, -1), _CREDIT_MAX)) for one in consumers)
 
     def choose(self, waiting: int, window: int = 0, level: int = 0) -> tuple[Consumer | None, int]:
         """The next consumer in turn that has credit, and how many of the `waiting` messages it may have; for `window`

@@ -19,12 +19,14 @@ _AT_ONCE_MAX = 50_000
 
 def room(queue: Queue, bodies: Sequence[Sized]) -> tuple[int, int]:
     """How many messages a queue takes of these before it refuses some, and how many it refuses then: one that is too
-    large does not stand in the way of smaller ones. Its consumers' credit counts, once: what waits has it first.
+    large does not stand in the way of smaller ones. What its consumers may be given counts, once: what waits has it
+    first. Nothing does while messages wait whose keys are held: others of these keys would wait, too.
     """
     settings, sizes, count = queue.settings, queue.rules.sizes, len(bodies)
     if not settings.limited or settings.overflow == "drop-head":
         return count, 0
-    straight = sum(max(0, min(consumer.credit(), 1 << 20)) for consumer in queue.consumers)
+    held_up = queue.groups is not None and queue.groups.aside.count
+    straight = 0 if held_up else queue.turns.credit(settings.priority_window)
     waiting = queue.message_count + queue.partition.held_for(queue)
     left = count
     if settings.max_length is not None:

@@ -123,6 +123,33 @@ async def test_what_goes_straight_through_does_not_count() -> None:
         assert client.take_bodies() == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "straight"),
+    [
+        ({"x-single-active-consumer": True}, [["0"], []]),
+        ({"x-group-by": "routing-key"}, [["0"], []]),
+        ({"x-max-priority": 1, "x-priority-window": 1}, [["0"], ["1"]]),
+    ],
+)
+async def test_what_consumers_may_not_be_given_counts_though_they_have_credit(
+    arguments: dict[str, Any], straight: list[list[str]]
+) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-length": 2, "x-overflow": REJECT, **arguments})
+        consumers = [running.client(), running.client()]
+        for consumer, prefetch in zip(consumers, (1, 0), strict=True):
+            consumer.session.set_prefetch(prefetch, per_session=False)
+            await consumer.consume("q")
+        client = running.client()
+        for number in range(9):
+            client.publish("q", number, confirm=True)
+            running.turn()
+        await running.synced()
+        assert [consumer.take_bodies() for consumer in consumers] == straight
+        assert running.count("q") == 2
+        assert client.confirmed == 2 + sum(map(len, straight))
+
+
 @pytest.mark.parametrize("how", ["stop", "kill", "kill after checkpoints", "kill after relocation"])
 async def test_a_limit_in_bytes_is_exact_over_restarts(how: str, clock: MockClock) -> None:
     """Sizes differ; some messages are settled, some were delivered, some delayed."""
