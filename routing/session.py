@@ -106,9 +106,9 @@ class Session(Settling):
 
     def publish_into(self, queue_name: str, slab: Slab) -> None:
         """Put a slab into one queue, as `publish` by its name does, mandatory and with a confirm, whatever exchange and
-        keys it has.
+        keys it has, and whether or not the queue knows its id.
         """
-        route = self.vhost.router.to_queue(queue_name, slab)
+        route = self.vhost.router.to_queue(queue_name, slab).as_new()
         self.published += len(slab.bodies)
         for piece in route.pieces(slab) if route.guarded else (slab,):
             self._publish(route, piece, mandatory=True, confirm=True)

@@ -364,6 +364,7 @@ class DeadLetters:
 
     def _put(self, queue: Queue, route: Route, slab: Slab) -> dict[PartitionLog, int] | str:
         """Where copies went, or why a log refuses them."""
+        route = route.as_new()
         try:
             route.require_room(slab)
         except LimitExceeded as error:

@@ -16,6 +16,7 @@ from routing.errors import StorageUnavailable
 from routing.facts import DELAYED_FROM, TIMED_FROM, without_delay
 from routing.message import Properties, Slab
 from routing.queues.history import with_histories
+from routing.queues.homes.destination_sets import NO_DUPLICATES
 from routing.queues.limits import room
 from routing.topology.interest import Elsewhere
 
@@ -37,8 +38,8 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "__weakref__", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_instead", "_once_in_ms", "_passing",
-        "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "is_logged", "queues",
+        "__weakref__", "_as_new", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_instead", "_once_in_ms",
+        "_passing", "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "is_logged", "queues",
         "remembering", "sole", "topics",
     )  # fmt: skip
 
@@ -55,8 +56,9 @@ class Route:
     ) -> None:
         """With `delayed` messages wait as long as their facts say, without they do not; `histories` remember them.
 
-        With `once_in_ms` every queue takes a message only once in this time; without `retained`
-        queues that retain what they get do not retain this. `divided` queues were chosen among others.
+        With `once_in_ms` every queue takes a message only once in this time, with `NO_DUPLICATES` none asks whether it
+        knows one; without `retained` queues that retain what they get do not retain this. `divided` queues were chosen
+        among others.
         """
         self.histories = histories
         heeding = [] if delayed else [queue for queue in queues if queue.settings.delayed]
@@ -70,13 +72,15 @@ class Route:
         self.asks = any(queue.elsewhere for queue in self.guarded)
         """Some of them are led elsewhere: what they refuse is known later."""
         self._once_in_ms = once_in_ms
-        self.remembering = [queue for queue in queues if once_in_ms or queue.settings.deduplication_window_ms]
+        asked = queues if once_in_ms != NO_DUPLICATES else ()
+        self.remembering = [queue for queue in asked if once_in_ms or queue.settings.deduplication_window_ms]
         """Queues that take no message twice."""
         self._avoiding: dict[frozenset[Queue], Route] = {}
         self._instead: dict[Home, Home] = {}
         """Where messages wait, see `waiting`."""
         self.queues = queues
         self._here: Route | None = None
+        self._as_new: Route | None = None
         self._divided = divided
         by_home: dict[Home, list[Queue]] = {}
         for queue in with_histories(queues) if retained else queues:
@@ -146,7 +150,7 @@ class Route:
         found.guarded = [queue for queue in self.guarded if queue.partition not in instead]
         found.asks = self.asks or len(found.guarded) < len(self.guarded)
         found.remembering = [queue for queue in self.remembering if queue.partition not in instead]
-        found._avoiding = {}
+        found._avoiding, found._as_new = {}, None
         return found
 
     def room(self, bodies: Sequence[BytesLike]) -> int:
@@ -195,6 +199,17 @@ class Route:
             self._here = Route(queues, [], delayed=self.delayed)
         return self._here
 
+    def as_new(self) -> Route:
+        """Where messages go that are no duplicates, though queues may know their ids: they have been there before."""
+        if not self.remembering:
+            return self
+        if self._as_new is None:
+            self._as_new = Route(
+                self.queues, self.topics, delayed=self.delayed, histories=self.histories,
+                once_in_ms=NO_DUPLICATES, divided=self._divided,
+            )  # fmt: skip
+        return self._as_new
+
     def with_copies(self, copies: Sequence[str]) -> Route:
         """The same for messages that go wherever further keys lead: other brokers are told these."""
         if not any(isinstance(topic, Elsewhere) for topic in self.topics):
@@ -206,7 +221,7 @@ class Route:
 
     def _deliver_divided(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         heeding = frozenset(self._heeding)
-        targets = Route(self._heeding, [], delayed=True).deliver(slab)
+        targets = Route(self._heeding, [], delayed=True, once_in_ms=self._once_in_ms).deliver(slab)
         return targets + self.avoiding(heeding).deliver(undelayed(slab))
 
     def _pass_on(self, slab: Slab, facts: int) -> bool:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
+from routing.queues.homes.destination_sets import NO_DUPLICATES
 from routing.queues.queue import Queue
 from routing.topics.topic import Topic
 from routing.topology.history import RecentHistoryMatcher
@@ -183,7 +184,7 @@ class Router:
         key = Reached(queues, (), False, True, (), once_in_ms)
         route = self._kept.get(key)
         if route is None:
-            for queue in queues if exchange else ():
+            for queue in queues if exchange and once_in_ms != NO_DUPLICATES else ():
                 if once_in_ms or queue.seen is not None:
                     queue.remember(exchange, once_in_ms)
             route = Route(list(queues), [], delayed=True, once_in_ms=once_in_ms)

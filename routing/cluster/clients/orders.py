@@ -15,6 +15,8 @@ import msgpack
 from core_log.errors import CorruptBatch
 from routing.cluster.clients.streams import Slabs, Stream
 from routing.message import NAME_ENCODING_ERRORS, NeutralProperties, Numbered, Properties, Slab, register_decoder
+from routing.queues.history import HISTORY_BIT
+from routing.queues.homes.destination_sets import NO_DUPLICATES
 from routing.queues.homes.receipts import COMPLETED, RELEASED, RELEASED_FROM, complete, receive, release, release_from
 from routing.queues.runs_of import runs_of
 from routing.unsettled import Outcome
@@ -26,11 +28,20 @@ if TYPE_CHECKING:
 
 NO_QUEUE = 0
 """No queue has this id."""
+ALL_NEW = NO_QUEUE | HISTORY_BIT
+"""Nor this one, before those of queues that are not to ask whether they know a message (`NO_DUPLICATES`)."""
 _NO_NUMBER = array("H", [0])
 _PROTOCOL = "millrace"
 _PROPERTIES = Properties(_PROTOCOL, b"", persistent=True)
 
 register_decoder(_PROTOCOL, lambda raw: NeutralProperties())
+
+
+def for_queues(queue_ids: tuple[int, ...], once_in_ms: int, slab: Slab, again: bool = False) -> Slabs:
+    """What their leader is sent."""
+    if once_in_ms == NO_DUPLICATES:
+        return Slabs((ALL_NEW, *queue_ids), 0, slab, again)
+    return Slabs(queue_ids, once_in_ms, slab, again)
 
 
 def order(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from routing.cluster.clients.streams import Slabs
+from routing.cluster.clients.orders import for_queues
 from routing.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Waiting:
     def keep(self, partition: ReplicatedPartition) -> None:
         """Note what has been published and is not committed."""
         for first, end, queue_ids, once_in_ms, slab in partition.publishes():
-            self._stream.reserve(len(slab.bodies), slab.size, Slabs(queue_ids, once_in_ms, slab), first, end)
+            self._stream.reserve(len(slab.bodies), slab.size, for_queues(queue_ids, once_in_ms, slab), first, end)
 
     def hand_on(self, error: StorageUnavailable) -> None:
         """Others lead it, or may: see rule 2. The `error` is for whoever cannot wait for that."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from routing.cluster.clients.orders import NO_QUEUE, order
+from routing.cluster.clients.orders import NO_QUEUE, for_queues, order
 from routing.cluster.clients.remote_queue import RemoteQueue
-from routing.cluster.clients.streams import Slabs, Stream
+from routing.cluster.clients.streams import Stream
 from routing.cluster.metadata.log_names import home_log
 from routing.commits import storage_error
 from routing.errors import StorageUnavailable
@@ -84,10 +84,10 @@ class RemoteHome:
             ids = (*ids, NO_QUEUE)
         count = len(slab.bodies)
         if count <= _SLAB_MESSAGES_MAX:
-            return self.stream.take(count, slab.size, Slabs(ids, once_in_ms, slab, self.again))
+            return self.stream.take(count, slab.size, for_queues(ids, once_in_ms, slab, self.again))
         for start in range(0, count, _SLAB_MESSAGES_MAX):
             part = slab.part(start, min(start + _SLAB_MESSAGES_MAX, count))
-            end = self.stream.take(len(part.bodies), part.size, Slabs(ids, once_in_ms, part, self.again))
+            end = self.stream.take(len(part.bodies), part.size, for_queues(ids, once_in_ms, part, self.again))
         return end
 
     def held_for(self, queue: Queue) -> int:

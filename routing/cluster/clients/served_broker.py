@@ -24,7 +24,7 @@ import trio
 from core_log.errors import LogError, LogUnavailable
 from routing.cluster.clients.latest_connections import is_latest
 from routing.cluster.clients.leader_questions import NO_SUCH_QUEUE, Answer, NotLed
-from routing.cluster.clients.orders import NO_QUEUE, fields_of, obey
+from routing.cluster.clients.orders import ALL_NEW, NO_QUEUE, fields_of, obey
 from routing.cluster.clients.published import Publisher, Taken
 from routing.cluster.clients.served import PeerConsumer, ServedLink, Sink
 from routing.cluster.clients.served_commands import ServedCommands
@@ -34,6 +34,7 @@ from routing.errors import BrokerError, NotFound, NotLeader, PreconditionFailed
 from routing.message import Slab
 from routing.publishing.deduplication import put
 from routing.publishing.overflowing import deliver_refused
+from routing.queues.homes.destination_sets import NO_DUPLICATES
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
@@ -133,6 +134,7 @@ class ServedBroker:
             else:
                 queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
                 asks = queue_ids[-1] != NO_QUEUE
+                once_in_ms = NO_DUPLICATES if queue_ids[0] == ALL_NEW else once_in_ms
                 offset = self._put(home, queues, once_in_ms, slab, position, taken, asks=asks) if queues else 0
         except LogUnavailable:
             del self._follows[log]

@@ -18,6 +18,9 @@ from routing.queues.homes.home_records import RecordWriter
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
 
+NO_DUPLICATES = -1
+"""In place of a time in which no queue takes a message twice: what comes is no duplicate, whatever they know."""
+
 
 class Definition:
     """What a destination set's id stands for; `offset` is where the log says so, -1 while it does not.
@@ -50,7 +53,9 @@ class DestinationSet:
         self.keeps_time = False
         """A queue gives its messages a time to live, so it has to be known when they came."""
         self.once_in_ms = 0
-        """In this time no queue takes a message twice, says the route; for who leads the home elsewhere."""
+        """In this time no queue takes a message twice, says the route, or `NO_DUPLICATES`; for who leads the home
+        elsewhere.
+        """
         self.records = RecordWriter(definition.id)
         self._whose: DestinationSet | None = None
 
