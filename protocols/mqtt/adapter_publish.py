@@ -22,8 +22,7 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import HEADS_QOS_0, WIRES_QOS_0
 from protocols.mqtt.adapter_dollar import Mixed, NotReady, keys_asked_about
 from protocols.mqtt.adapter_errors import reason_of
-from protocols.mqtt.adapter_marking import marking_of
-from protocols.mqtt.adapter_properties import slab_of
+from protocols.mqtt.adapter_properties import PUBLISHER_HEADER, slab_of
 from protocols.mqtt.events import PUBACK, PUBCOMP, PUBREC, AcknowledgementKind, Acknowledgements, PublishRun
 from protocols.mqtt.raw import mark_of
 from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, SERVER_DISCONNECT_REASONS, ReasonCode
@@ -115,7 +114,7 @@ class Publishing:
     """The inbound publishes of one connection, from CONNECT on; see the module."""
 
     __slots__ = (
-        "_adapter", "_answers", "_completions", "_confirmed", "_inherited", "_keys", "_lasting", "_mark", "_marking",
+        "_adapter", "_answers", "_completions", "_confirmed", "_grouped", "_inherited", "_keys", "_lasting", "_mark",
         "_passes_on", "_pending", "_session", "_taken", "_unrouted", "_verdicts", "_version_5", "_wire",
         "_wire_qos_0",
     )  # fmt: skip
@@ -137,7 +136,8 @@ class Publishing:
         """Subscribers get the very packets, where there is no reason against it."""
         self._mark = b""
         """That of the client, where each of its publishes is to have it."""
-        self._marking = marking_of(adapter.broker, adapter.config.virtual_host)
+        self._grouped = session.vhost.grouped
+        """Whether any queue groups by publishers: publishes name theirs then, which costs each a slab of its own."""
         self._confirmed = 0
         self._answers: deque[_Answer] | None = None
         """From the first that is to be given on: most clients never publish, and a deque is some hundred bytes."""
@@ -238,7 +238,7 @@ class Publishing:
             asked = keys or (first,)
             adapter.grants.require_publish(EXCHANGE, keys_asked_about(asked) if names.special else asked)
         mark = self._mark
-        if self._marking.by_publisher and not mark:
+        if PUBLISHER_HEADER in self._grouped and not mark:
             mark = mark_of(adapter.connect.client_id)
         slab = slab_of(run, EXCHANGE, first, keys, mark)
         adapter.traffic.publish_bytes_received += slab.size

@@ -23,8 +23,6 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliver import ROUTES_REMEMBERED_MAX
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_exclusive import PREFIX as EXCLUSIVE
-from protocols.mqtt.adapter_marking import PREFIX as PREFIX
-from protocols.mqtt.adapter_marking import marking_of
 from protocols.mqtt.adapter_properties import PUBLISHER_HEADER
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_arguments, terms_of, to_arguments
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     from protocols.mqtt.config import MqttConfig
     from routing.topology.virtual_host import VirtualHost
 
+PREFIX = "$share/"
+"""What the names of the groups' queues begin with."""
 MEMBERS = "amq.direct"
 """See the module's rule 4."""
 QOS_MAX = 1
@@ -179,7 +179,6 @@ class Shares:
             has_ms = there.arguments.get("x-expires")
             if has_ms is not None and (expires_ms is None or expires_ms > has_ms):
                 await broker.alter_queue(name, {"x-expires": expires_ms}, vhost=vhost)
-        marking_of(broker, vhost).look(self._vhost)
 
     def _strategy(self, name: str) -> dict[str, Any]:
         """The configured strategy, unless a policy has one for this group."""

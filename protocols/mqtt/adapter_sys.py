@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 from protocols.convert import topic_to_routing_key
-from protocols.mqtt.adapter_marking import PREFIX as SHARE
 from protocols.mqtt.adapter_sessions import sessions_of
 from protocols.mqtt.adapter_shares import MEMBERS
+from protocols.mqtt.adapter_shares import PREFIX as SHARE
 from protocols.mqtt.events import PUBREC, PUBREL, Acknowledgements
 from protocols.mqtt.raw import GIVEN, RETAIN
 from routing.alarms import resident_bytes

@@ -74,6 +74,8 @@ class VirtualHost:
         self.topics = topics
         self.viewed: Counter[str] = Counter()
         """How many queues are views of a topic, by its name."""
+        self.grouped: Counter[str] = Counter()
+        """How many queues group their messages, by what they group by."""
         self.parked: set[str] = set()
         """The names of the queues in which records of topics wait."""
         self.alternate_of: dict[str, set[str]] = {}
@@ -216,7 +218,9 @@ class VirtualHost:
         if isinstance(entity, Queue):
             settings = self.settings_of(entity.name, entity.arguments)
             if settings != entity.settings and not entity.deleted:
+                self._group(entity.settings.group_by, -1)
                 entity.apply_settings(settings)
+                self._group(settings.group_by, 1)
                 self.router.forget_all()
             return
         definition = self.policies.definition_of(KINDS_OF_EXCHANGE, entity.name) if entity.name else {}
@@ -233,6 +237,7 @@ class VirtualHost:
         if parked_for(queue.name) is not None:
             self.parked.add(queue.name)
         self._view(queue.settings.view_of, 1)
+        self._group(queue.settings.group_by, 1)
         if self.wanted is not None and not queue.partition.durable:
             self.wanted.named(queue)
         self.router.forget_queue(queue.name)
@@ -243,9 +248,16 @@ class VirtualHost:
         self.parked.discard(queue.name)
         if gone is not None:
             self._view(gone.settings.view_of, -1)
+            self._group(gone.settings.group_by, -1)
         if self.wanted is not None and gone is not None and not gone.partition.durable:
             self.wanted.gone(queue)
         self.router.forget_queue(queue.name)
+
+    def _group(self, by: str | None, more: int) -> None:
+        if by is not None:
+            self.grouped[by] += more
+            if not self.grouped[by]:
+                del self.grouped[by]
 
     def _view(self, topic: str | None, more: int) -> None:
         if topic is not None:

@@ -10,7 +10,9 @@ import pytest
 import trio
 import trio.testing
 
+from protocols.mqtt.adapter_properties import PUBLISHER_HEADER
 from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.raw import mark_in, mark_of
 from routing.cluster.clients import clients_elsewhere
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from routing.cluster.clients.remote_queue import RemoteQueue
@@ -20,7 +22,7 @@ from tests.protocols.mqtt.wire import acknowledge, connect, packets, publish
 from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, subscribe_5, unsubscribe_5
 from tests.support.engine_node import EngineNode, Town, town_of
 
-PUBREC, PUBREL, PUBCOMP = 0x50, 0x62, 0x70
+PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 LEADER, FORMER, LATER = 1, 2, 3
 
 
@@ -496,3 +498,22 @@ async def test_a_session_whose_brokers_link_is_lost_expires_unless_it_comes_agai
         with trio.fail_after(5):
             while "session" in leader.broker.topology.queues:
                 await trio.sleep(0.002)
+
+
+async def test_publishes_name_their_publishers_for_a_group_of_another_broker() -> None:
+    async with town() as found:
+        leader, other = found.nodes[LEADER], found.nodes[FORMER]
+        device = Device(other, "d")
+        await device.begin()
+        name, arguments = "$share/g/t", {"x-group-by": PUBLISHER_HEADER}
+        await leader.broker.declare_queue(name, durable=True, arguments=arguments, owner=None)
+        await leader.broker.bind("queue", name, "amq.topic", "t", {}, owner=None)
+        with trio.fail_after(5):
+            while name not in other.broker.topology.vhost("/").queues:
+                await trio.sleep(0.002)
+        await device.send(publish("t", b"1", qos=1, packet_id=1))
+        await device.hears(PUBACK)
+        session = leader.broker.session(cast("Any", None), protocol="mqtt", owner=object(), vhost="/")
+        got = await session.get(name, no_ack=True)
+        assert got is not None
+        assert mark_in(got.slab.properties.raw) == mark_of("d")
