@@ -380,9 +380,10 @@ class Group:
             member_id = self._instances.get(instance_id, "")
         if member_id in self.given:
             self.given.pop(member_id).cancel()
+            self._look()
         else:
             self._drop(self.member(member_id, instance_id))
-        self._after_loss()
+            self._after_loss()
 
     def member(self, member_id: str, instance_id: str | None) -> Member:
         """One that is there. Raises UnknownMember, FencedInstance."""

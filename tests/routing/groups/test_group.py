@@ -223,6 +223,16 @@ def test_a_member_may_have_to_take_its_id_first(group: Group, timers: Timers) ->
     assert two.join().wrong is UnknownMember, "it was not taken in time"
 
 
+def test_who_gives_back_an_id_that_it_has_not_joined_with_stops_nobody(group: Group, timers: Timers) -> None:
+    a = Client(group, "a")
+    settled(group, timers, a)
+    b = Client(group, "b").join(must_have_id=True)
+    group.leave(b.id, None)
+    assert group.state is State.STABLE
+    a.heartbeat()
+    assert b.join().wrong is UnknownMember
+
+
 def test_wrong_members_and_generations_are_told(group: Group, timers: Timers) -> None:
     one = Client(group, "a")
     settled(group, timers, one)
