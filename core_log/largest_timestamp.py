@@ -1,11 +1,14 @@
 """The record with the largest timestamp of a log, as Kafka's clients may ask for it.
 
 What segments know of theirs is enough, unless it is of a record that readers do not see (any more, or yet): then the
-headers of the batches at both ends are looked through. Files that are gone, deleted or compacted, have it begin anew.
+headers of the batches at both ends are looked through, and if that is not enough, of all: what compaction leaves of a
+producer's batch is a header with the time of records that are gone. Files that are gone, deleted or compacted, have it
+begin anew.
 """
 
 from __future__ import annotations
 
+from core_log.batch_header import HEADER_BYTES
 from core_log.cold_reader import find_timestamp
 from core_log.noticing import noticed, noticing
 from core_log.readable_log import ReadableLog
@@ -41,6 +44,8 @@ def _find(log: ReadableLog) -> tuple[int, int] | None:
         seen_ms = [segment.largest_timestamp_ms(log.files, checked=True) for segment in segments[1:-1]]
         seen_ms += [_largest_seen(log, segment, start, limit) for segment in {segments[0], segments[-1]}]
         found = find_timestamp(log, max(seen_ms))
+    if found is None:
+        found = find_timestamp(log, max(_largest_seen(log, segment, start, limit) for segment in segments))
     return found
 
 
@@ -51,7 +56,7 @@ def _largest_seen(log: ReadableLog, segment: Segment, start: int, limit: int) ->
         for place in noticed(log, scan(file, segment.log_path, 0, segment.written_bytes, check_crc=False)):
             if place.next_offset > limit:
                 break
-            if place.next_offset <= start or place.max_timestamp_ms <= largest_ms:
+            if place.next_offset <= start or place.max_timestamp_ms <= largest_ms or place.size == HEADER_BYTES:
                 continue
             seen_ms = place.max_timestamp_ms
             if place.base_offset < start:
