@@ -1,7 +1,8 @@
 """What makes a log shorter at its beginning: age, size, and whoever deletes records.
 
 Segments go whole and oldest first, and never beyond the high watermark. When even the active segment is too old it is
-rolled first, so that an idle log empties, too. Who deletes records moves the log start to any offset, also within a
+rolled first, so that an idle log empties, too. A segment without a time, as compaction may leave one of headers alone,
+goes with the next one that is too old. Who deletes records moves the log start to any offset, also within a
 batch: readers are refused below it at once, and bytes go when a whole segment is below it.
 """
 
@@ -25,7 +26,7 @@ def apply(log: PartitionLog, now_ms: int, needed_from: int | None) -> None:
     excess = log.size_bytes - config.retention_bytes if config.retention_bytes >= 0 else 0
     segments = log.segments.copy()
     for at, segment in enumerate(segments):
-        expired = False
+        expired, largest_ms = False, -1
         if config.retention_ms >= 0:
             largest_ms = segment.largest_timestamp_ms(log.files)
             expired = bool(segment.size) and 0 <= largest_ms < now_ms - config.retention_ms
@@ -33,7 +34,10 @@ def apply(log: PartitionLog, now_ms: int, needed_from: int | None) -> None:
                 expired = segment.largest_timestamp_ms(log.files, checked=True) < now_ms - config.retention_ms
         nothing_left = not segment.size and at < len(segments) - 1  # compacted
         if not (expired or nothing_left) and excess < max(segment.size, 1):
-            break
+            if config.retention_ms < 0 or segment.largest_timestamp_ms(log.files, checked=largest_ms < 0) >= 0:
+                break
+            excess -= segment.size
+            continue
         end = segments[at + 1].base_offset if at < len(segments) - 1 else log.log_end_offset
         if needed_from is not None and needed_from < end:
             break

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from core_log import checkpoint
+from core_log.batch_header import HEADER_BYTES
 from core_log.compaction.compactor import CompactionLimits, look
 from core_log.compaction.state import CompactionState, load
 from core_log.errors import CorruptBatch
@@ -22,6 +23,7 @@ from tests.core_log.compaction.helpers import (
     finish,
     inline,
     keyed,
+    of_producer,
     open_compacted,
     pass_over,
     put,
@@ -201,6 +203,22 @@ def test_readers_of_the_old_segments_read_on() -> None:
     assert parse_header(log.read_blocking(0, 1)[0]).base_offset > 0
     calls = 0
     assert log.offset_for_timestamp(0) is not None
+
+
+def test_a_header_that_was_left_alone_does_not_keep_what_is_too_old() -> None:
+    clock = Clock()
+    log = open_compacted(MemoryFiles(), clock, segment_bytes=400, cleanup_policy="compact,delete", retention_ms=1000)
+    put(log, of_producer(keyed([(b"again", b"x" * 330)]), 7))
+    for key in (b"a", b"b", b"again", b"c"):
+        put(log, keyed([(key, b"x" * 320)]))
+    pass_over(log)
+    assert log.segments[0].size == HEADER_BYTES
+    clock.now_ms += 500
+    log.apply_retention(clock.now_ms, None)
+    assert log.log_start_offset == 0
+    clock.now_ms += 1000
+    log.apply_retention(clock.now_ms, None)
+    assert log.log_start_offset == log.log_end_offset
 
 
 def test_times_sizes_and_ratio_decide() -> None:
