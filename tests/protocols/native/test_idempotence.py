@@ -178,7 +178,7 @@ async def test_what_follows_a_batch_that_is_refused_is_stored_once_in_order() ->
 async def test_what_follows_a_batch_that_was_given_up_is_stored_once() -> None:
     async with native_broker() as running, relay(running.server) as between:
         link = LinkConfig(request_timeout_ms=1000, reconnect_backoff_ms=5)
-        settings = {"delivery_timeout_ms": 500, "retry_backoff_ms": 5, "batch_bytes": 100, "link": link}
+        settings = {"delivery_timeout_ms": 1000, "retry_backoff_ms": 5, "batch_bytes": 100, "link": link}
         async with Producer(between.address, **settings) as producer:  # type: ignore[arg-type]
             await producer.send("t", b"0")
             await producer.flush()

@@ -79,7 +79,7 @@ async def test_nothing_fails_silently_while_no_broker_is_there(caplog: pytest.Lo
         broker = Restartable(nursery, MemoryFiles())
         running = await broker.start()
         with trio.fail_after(TIMEOUT_S):
-            async with Producer(running.server, delivery_timeout_ms=30, link=link, failed_sink=sink) as producer:
+            async with Producer(running.server, delivery_timeout_ms=1000, link=link, failed_sink=sink) as producer:
                 await (await producer.send("t", b"stored"))
                 await broker.stop()
                 count = _LINES_MAX + 20

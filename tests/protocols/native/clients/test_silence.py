@@ -69,7 +69,7 @@ async def test_who_has_no_connection_says_why(caplog: pytest.LogCaptureFixture) 
         server = (await broker.start()).server
         async with (
             Client(server, link=terms) as client,
-            Producer(server, link=terms, delivery_timeout_ms=300) as producer,
+            Producer(server, link=terms, delivery_timeout_ms=1000) as producer,
         ):
             await (await producer.send("t", b"kept"))
             await broker.stop()
