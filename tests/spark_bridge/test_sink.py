@@ -131,6 +131,14 @@ def test_a_task_that_runs_again_writes_nothing(server: str) -> None:
     assert numbers(server, topic) == sorted([*range(70), *range(10)])
 
 
+def test_a_job_writes_to_several_topics_under_one_number(server: str) -> None:
+    topics = [made(server, "sink-job-one"), "sink-job-two"]  # the second is made when it is written to
+    for _ in range(2):
+        for topic in topics:
+            write_rows(rows(0, 50), options(server, topic), "job", 7, 0)
+    assert [numbers(server, topic) for topic in topics] == [list(range(50))] * 2
+
+
 def test_nothing_to_write_writes_nothing(server: str) -> None:
     topic = made(server, "sink-nothing")
     assert write_rows(iter([]), options(server, topic), "nothing", 0, 0).rows == 0
