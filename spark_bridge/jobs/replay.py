@@ -20,11 +20,14 @@ from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
+from pyspark.sql.types import StructType
+
 from spark_bridge.jobs.places import Places, only_one
 from spark_bridge.jobs.session import JobError, sentence_of
 from spark_bridge.offsets import resolve
 from spark_bridge.options import parse_options
 from spark_bridge.reader import connect, ids_of
+from spark_bridge.schema import spark_schema
 from spark_bridge.sources import source_of
 
 OFFSETS_PER_STEP = 2_000_000
@@ -79,7 +82,11 @@ def replay_files(
         return [paths for name, paths in hours if _may_hold(name, since_ms, until_ms)]
 
     def rows(paths: Sequence[str]) -> Any:
-        found = spark.read.option("basePath", places.root).parquet(*paths)
+        read = spark.read.option("basePath", places.root)
+        found = read.parquet(*paths)
+        if with_headers and "headers" not in found.columns:  # it has the columns of one file; others may have headers
+            columns = [*found.schema.fields, *spark_schema(["headers"]).fields]
+            found = read.schema(StructType(columns)).parquet(*paths)
         return _ordered(_within(found if with_headers else found.drop("headers"), since_ms, until_ms))
 
     return _Replay(spark, sink, checkpoint, keep_partitions, progress).run(plan, rows, f"from {places.root}")
