@@ -215,9 +215,10 @@ class _Replay:
     ) -> Replayed:
         known = None if notes is None else notes.read_json(f"{notes.root}/{_PLAN}")
         if known is None:
-            known = {"name": str(uuid4()), "what": what, "steps": plan()}
+            known = {"name": str(uuid4()), "what": what, "to": target, "steps": plan()}
             if notes is not None:
                 notes.make_directory(notes.root)
+        target = self.sink.get("topic")
                 notes.write_json(f"{notes.root}/{_PLAN}", known)
         elif known["what"] != what:
             raise JobError(f"the checkpoint is of another replay, {known['what']}")
@@ -225,6 +226,8 @@ class _Replay:
         done, began = Replayed(steps=len(known["steps"])), time.monotonic()
         for number, step in enumerate(known["steps"]):
             if f"done-{number}" in past:
+        elif known.get("to", target) != target:  # plans of earlier versions do not say it
+            raise JobError(f"the checkpoint is of another replay, to {known['to']}")
                 done.steps_before += 1
             else:
                 done.records += self._write(rows(step), known["name"], number)

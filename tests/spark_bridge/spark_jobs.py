@@ -129,6 +129,8 @@ def test_a_replay_that_is_done_again_writes_nothing_twice(
     assert {one.partition: 0 for one in records(server, target)} == dict.fromkeys(range(3), 0)
     with pytest.raises(JobError, match="the checkpoint is of another replay, from topics"):
         replay_files(spark, str(tmp_path), sink, checkpoint=str(notes))
+    with pytest.raises(JobError, match="the checkpoint is of another replay, to replay-to"):
+        replay_topics(spark, source, sink | {"topic": topic}, checkpoint=str(notes))
     for note in notes.glob("*done-2*"):
         note.unlink()
     with BlockingClient(server) as client:
