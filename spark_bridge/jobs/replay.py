@@ -104,10 +104,14 @@ def replay_topics(
     offsets_per_step: int = OFFSETS_PER_STEP,
     progress: Callable[[Replayed], None] = lambda _: None,
 ) -> Replayed:
-    """Write what topics hold now (`source` are options of `read`) to a topic; see `replay_files` for the rest."""
+    """Write what topics hold now (`source` are options of `read`) to a topic; see `replay_files` for the rest.
+
+    They are read to their end, as records may lie behind younger ones; `timestampDisorderMs` says how much younger.
+    """
+    disorder = next((value for name, value in source.items() if name.lower() == "timestampdisorderms"), "")
     times = {
         "startingTimestamp": since_ms,
-        "endingTimestamp": until_ms,
+        "endingTimestamp": until_ms + int(disorder) if until_ms is not None and disorder.isdecimal() else None,
         "startingOffsetsByTimestampStrategy": None if since_ms is None else "latest",
     }
 
@@ -137,7 +141,7 @@ def replay_topics(
     kept = {
         name: value
         for name, value in source.items()
-        if not name.lower().startswith(("starting", "ending", "subscribe", "assign", "mqtt."))
+        if not name.lower().startswith(("starting", "ending", "subscribe", "assign", "mqtt.", "millrace.vhost"))
     }
 
     def rows(step: Sequence[Any]) -> Any:
@@ -214,20 +218,20 @@ class _Replay:
         self, plan: Callable[[], list[Any]], rows: Callable[[Any], Any], what: str, notes: Places | None
     ) -> Replayed:
         known = None if notes is None else notes.read_json(f"{notes.root}/{_PLAN}")
+        target = self.sink.get("topic")
         if known is None:
             known = {"name": str(uuid4()), "what": what, "to": target, "steps": plan()}
             if notes is not None:
                 notes.make_directory(notes.root)
-        target = self.sink.get("topic")
                 notes.write_json(f"{notes.root}/{_PLAN}", known)
         elif known["what"] != what:
             raise JobError(f"the checkpoint is of another replay, {known['what']}")
+        elif known.get("to", target) != target:  # plans of earlier versions do not say it
+            raise JobError(f"the checkpoint is of another replay, to {known['to']}")
         past = set() if notes is None else {one.name for one in notes.listed(notes.root)}
         done, began = Replayed(steps=len(known["steps"])), time.monotonic()
         for number, step in enumerate(known["steps"]):
             if f"done-{number}" in past:
-        elif known.get("to", target) != target:  # plans of earlier versions do not say it
-            raise JobError(f"the checkpoint is of another replay, to {known['to']}")
                 done.steps_before += 1
             else:
                 done.records += self._write(rows(step), known["name"], number)

@@ -142,6 +142,31 @@ def test_a_replay_that_is_done_again_writes_nothing_twice(
     assert numbers(server, target) == list(range(250, 1000))
 
 
+def test_a_filter_of_a_virtual_host_is_replayed(spark: Any, shared_broker: BrokerProcess) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    with BlockingClient(server) as client:
+        client.administer("vhosts.add", name="replayed")
+        topic = client.look("topics.of_filter", pattern="replayed.+", vhost="replayed")
+    fill(server, topic, 0, 10)
+    source = {"millrace.servers": server, "mqtt.filter": "replayed/+", "millrace.vhost": "replayed"}
+    target = made(server, "replay-of-vhost")
+    assert replay_topics(spark, source, {"millrace.servers": server, "topic": target}).records == 10
+    assert numbers(server, target) == list(range(10))
+
+
+def test_what_lies_behind_younger_records_is_replayed(spark: Any, shared_broker: BrokerProcess) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    topic, target = made(server, "replay-late", 1), made(server, "replay-of-late")
+    with BlockingProducer(server) as producer:
+        for number in (0, 3, 1, 9, 2, 1):
+            producer.send(topic, b"%d" % number, timestamp_ms=BEGIN_MS + number)
+    sink = {"millrace.servers": server, "topic": target}
+    source = {"millrace.servers": server, "subscribe": topic}
+    assert replay_topics(spark, source, sink, until_ms=BEGIN_MS + 3).records == 4
+    assert replay_topics(spark, source | {"timestampDisorderMs": "2"}, sink, until_ms=BEGIN_MS + 3).records == 2
+    assert numbers(server, target) == [0, 0, 1, 1, 1, 2]
+
+
 @pytest.mark.soak
 def test_queues_and_filters_are_exported(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
     """A queue as it is looked into, one that is emptied, and what a filter matches."""

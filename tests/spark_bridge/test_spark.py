@@ -22,12 +22,14 @@ from tests.spark_bridge.spark_examples import (  # noqa: F401
     test_windows_close_and_what_comes_too_late_is_left_out,
 )
 from tests.spark_bridge.spark_jobs import (  # noqa: F401
+    test_a_filter_of_a_virtual_host_is_replayed,
     test_a_replay_that_is_done_again_writes_nothing_twice,
     test_a_spark_that_does_not_start_is_a_line,
     test_an_export_takes_what_came_since_the_last_one,
     test_an_export_that_is_killed_is_gone_on_with,
     test_queues_and_filters_are_exported,
     test_the_commands_say_what_is_wrong,
+    test_what_lies_behind_younger_records_is_replayed,
 )
 from tests.spark_bridge.spark_options import test_every_option_is_taken_by_spark  # noqa: F401
 from tests.spark_bridge.test_message_columns import message_batch
