@@ -155,6 +155,7 @@ class Segment:
 
     def let_go(self) -> None:
         """It is closed: its index is read from its files, and nothing more is written."""
+        self._largest_timestamp_ms = None  # it may have been closed before, and cut since
         self.index = None
         self.close_file()
 

@@ -74,3 +74,27 @@ def test_a_cut_that_the_disk_refused_is_done_again(cut: int) -> None:
         if not refused:
             return
     raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_times_of_a_full_segment_that_was_cut_and_filled_again_are_those_that_it_has(asked_before: bool) -> None:
+    """They were those from before the cut, for whoever had asked then: who looked for a later time was led to the next
+    segment, and left out what had it.
+    """
+    log = open_log(MemoryFiles(), LogConfig(segment_bytes=400, retention_ms=1000))
+    for number in range(8):
+        log.append(make_batch([b"%d" % number * 20], time_ms=TIME_MS + number))
+    flush(log)
+    full = log.segments[0]
+    if asked_before:
+        assert log.offset_for_timestamp(TIME_MS + 6) == (6, TIME_MS + 6)
+    log.high_watermark = 1  # as a follower's
+    log.shorten(cut_files(log, 1))
+    for number in range(1, 8):
+        log.append(make_batch([b"%d" % number * 20], time_ms=TIME_MS + 5000 + number))
+    flush(log)
+    assert log.segments[0] is full
+    assert full.index is None
+    assert log.offset_for_timestamp(TIME_MS + 4000) == (1, TIME_MS + 5001)
+    log.apply_retention(TIME_MS + 6000)
+    assert log.log_start_offset == 0
