@@ -50,6 +50,13 @@ class ClosedIndexes:
                 self._bytes += index.bytes
         return index
 
+    def forget(self, segment: Segment) -> None:
+        """It is cut, and written to again."""
+        with self._lock:
+            found = self._known.pop(segment, None)
+            if found is not None:
+                self._bytes -= found[0].bytes
+
     def _has_room(self, size: int) -> bool:
         idle_before = time.monotonic() - IDLE_S
         while self._known and self._bytes + size > BYTES_MAX:

@@ -25,6 +25,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core_log.closed_indexes import CLOSED_INDEXES
 from core_log.errors import BelowHighWatermark, LogUnavailable
 from core_log.flush_job import RecoveryPoint, bases_before, save_epochs, save_log_start
 from core_log.segment import BatchPlace, Segment, scan
@@ -166,6 +167,7 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
     files.sync_directory(log.directory)
     file.truncate(cut.position)
     keep.index, keep.written_bytes = index, cut.position
+    CLOSED_INDEXES.forget(keep)
     keep.room_end = 0
     keep.missing = False
     file.sync()

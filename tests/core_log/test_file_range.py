@@ -15,6 +15,7 @@ from core_log.files import Files, OsFiles
 from core_log.log_config import LogConfig
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
+from core_log.truncation import cut_files
 from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log
 
 KIB = 1 << 10
@@ -186,4 +187,25 @@ def test_little_is_remembered_of_what_was_given(tmp_path: Path) -> None:
             assert found is None or not log._is_asked_again(offset), times
     assert log._given is not None
     assert len(log._given) == 64
+    log.close()
+
+
+def test_pieces_of_a_full_segment_that_was_cut_and_filled_again_are_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its index in memory was the one from before the cut: there was a warning, and all of it was copied."""
+    log = filled(OsFiles(tmp_path), 1)
+    full, dice = log.segments[0], random.Random(2)
+    assert found_in(log, 60, 100 * KIB) is not None
+    log.high_watermark = 40  # as a follower's
+    log.shorten(cut_files(log, 40))
+    for _ in range(160):
+        log.append(make_batch([dice.randbytes(dice.randrange(100, 20_000))]))
+    flush(log)
+    assert log.segments[0] is full
+    assert full.index is None
+    found = found_in(log, 60, 100 * KIB)
+    assert found is not None
+    assert b"".join(log.read_blocking(60, 1 << 20)).startswith(found.read())
+    assert caplog.messages == []
     log.close()
