@@ -264,6 +264,23 @@ def test_a_tombstone_stays_for_its_time() -> None:
     assert not look(log, state, clock.now_ms + DAY_MS).is_due
 
 
+def test_a_tombstone_goes_in_its_time_though_the_clock_was_ahead_at_a_pass() -> None:
+    """No pass after that one grew old, where they came more often than that: each took the place of the one before."""
+    clock = Clock()
+    log = open_compacted(MemoryFiles(), clock, delete_retention_ms=10_000, segment_bytes=200)
+    state = CompactionState()
+    clock.now_ms += 400 * DAY_MS
+    put(log, *[keyed([(b"there", b"x" * 100)]) for _ in range(3)])
+    assert pass_over(log, state) is not None
+    clock.now_ms -= 400 * DAY_MS
+    put(log, keyed([(b"gone", None)]))
+    for _ in range(30):
+        put(log, *[keyed([(b"there", b"x" * 100)]) for _ in range(3)])
+        assert pass_over(log, state) is not None
+        clock.now_ms += 1000
+    assert {record.key for record in records(log)} == {b"there"}
+
+
 def test_records_without_a_key_go() -> None:
     log = open_compacted(MemoryFiles())
     put(log, keyed([(None, b"x"), (b"", b"empty"), (b"k", b"v"), (None, None)]))
