@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +29,7 @@ import trio
 
 from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.keyed_store import KeyedStore
+from core_log.partition_log import PartitionLog
 from core_log.record_batch import iterate_records
 from delay.timer_service import Timer
 from routing.commits import storage_errors
@@ -37,12 +38,14 @@ from routing.facts import pack
 from routing.message import NAME_ENCODING_ERRORS, Numbered, Properties, Slab
 from routing.publishing.named import NamedSlab
 from routing.queues.homes.home_records import encode_key
+from routing.topics.topic import Topic
 
 if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.kept.retained import Retained
     from routing.queues.homes.home import Home
     from routing.session import Consumer, Session
+    from routing.topology.route import Route
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,8 @@ NUMBERS = 1 << 16
 _RETRY_S = 1.0
 _FINISH_S = 5.0
 _READ_BYTES = 1 << 20
+_Place = tuple[PartitionLog, int]
+"""A log, and up to where it has to be committed."""
 
 
 class Will(NamedTuple):
@@ -354,8 +359,8 @@ class _Publisher:
         self._session: Session = broker.session(self, protocol="millrace", owner=self, vhost=vhost)
         self._over = over
         self._first = 1
-        self._unsafe: deque[Decision] = deque()
-        """From the sequence number `_first` on."""
+        self._unsafe: deque[tuple[Decision, Sequence[Route]]] = deque()
+        """From the sequence number `_first` on, and where each is, whatever the disk says of it."""
 
     @property
     def is_there(self) -> bool:
@@ -374,8 +379,10 @@ class _Publisher:
             slab = NamedSlab(slab, decision.title, engine.interests.names)
             slab.once = Numbered(decision.publisher, array("H", [decision.once]))
         if not avoided:
+            routes = [route for route, _ in session.vhost.router.routed(slab)]
+            is_taken = not decision.publisher and all(route.error() is None for route in routes)
             session.publish(slab, confirm=True)
-            self._unsafe.append(decision)
+            self._unsafe.append((decision, routes if is_taken else ()))
             return
         targets = []
         for route, part in session.vhost.router.routed(slab):
@@ -391,16 +398,33 @@ class _Publisher:
 
     def confirm(self, up_to: int) -> None:
         """See `DeliverySink`."""
-        self._take(up_to, published=True)
+        self._over([decision for decision, _ in self._take(up_to)], published=True)
 
     def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """See `DeliverySink`."""
-        self._take(last, published=False)
+        for decision, routes in self._take(last):
+            if routes and isinstance(error, StorageUnavailable):
+                self._await(decision, [place for route in routes for place in _ends(route)])
+            else:
+                self._over([decision], published=False)
 
-    def _take(self, up_to: int, *, published: bool) -> None:
+    def _take(self, up_to: int) -> list[tuple[Decision, Sequence[Route]]]:
         count = up_to - self._first + 1
         self._first = up_to + 1
-        self._over([self._unsafe.popleft() for _ in range(count)], published=published)
+        return [self._unsafe.popleft() for _ in range(count)]
+
+    def _await(self, decision: Decision, places: Sequence[_Place]) -> None:
+        """It is in its queues, and in memory until the disk takes it: it is not published once more."""
+
+        broker = self._session.broker
+
+        def done(error: StorageUnavailable | None) -> None:
+            if error is None:
+                self._over([decision], published=True)
+            else:
+                broker.timers.at(trio.current_time() + _RETRY_S, lambda: self._await(decision, places))
+
+        broker.commits.when_committed(places, done)
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """See `DeliverySink`: it consumes nothing."""
@@ -414,6 +438,16 @@ class _Publisher:
     def writable(self) -> bool:
         """See `DeliverySink`."""
         return True
+
+
+def _ends(route: Route) -> Iterator[_Place]:
+    """Where the logs that a route leads to end now."""
+    for home in route.durable_homes:
+        yield home.log, home.next_offset
+    for topic in route.topics:
+        if isinstance(topic, Topic):
+            for partition in topic.partitions:
+                yield partition.log, partition.next_offset
 
 
 def _is_there(home: Home, offset: int, slab: Slab) -> bool:

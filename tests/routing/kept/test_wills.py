@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 
@@ -273,3 +274,31 @@ async def test_one_that_was_taken_does_not_come_again_though_its_note_does() -> 
         await wait_all_tasks_blocked()
         await at.broker.wills.finish()
         assert [body for body, _ in await at.drain("q")] == ["later"]
+
+
+async def test_it_is_published_once_where_the_disk_refuses_what_has_it(clock: MockClock) -> None:
+    """It was published once more, a second later, though its queue had it."""
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, stripes=1) as at:
+        await watched(at)
+        await at.synced()
+        wills, home = at.broker.wills, at.home("q").log
+        await wills.keep("/", "a", will())
+
+        def refuse(operation: str, path: str) -> None:
+            if operation in ("write", "sync") and path.startswith(home.directory):
+                raise OSError(errno.EIO, "bad", path)
+
+        files.hook = refuse
+        wills.send("/", "a", 0)
+        await at.until(lambda: home.error is not None)
+        await passing(clock, 3)
+        files.hook = None
+        await passing(clock, 3)
+        await at.until(lambda: home.error is None)
+        await passing(clock, 3)
+        await wills.finish()
+        assert [body for body, _ in await at.drain("q")] == ["gone"]
+    async with engine(files) as at:
+        await passing(clock, 100)
+        assert await at.drain("q") == []
