@@ -59,6 +59,7 @@ class DiskSpace:
         self._place = files.place()
         self._lock = threading.Lock()
         self._unmeasured_bytes = 0
+        self._shortage_said = False
         self.measure()
         share = self.total_bytes // _RESERVE_SHARE
         self.reserve_bytes = min(_RESERVE_BYTES, share) if reserve_bytes is None else reserve_bytes
@@ -77,11 +78,15 @@ class DiskSpace:
             self.free_bytes, self.total_bytes = self._files.space()
 
     def tend(self, free_bytes_min: int) -> None:
-        """Measure, and fill the reserve up as long as more than `free_bytes_min` stays free. Blocks. Raises OSError."""
+        """Measure, and fill the reserve up as long as more than `free_bytes_min` stays free; where it does not, and
+        publishers are not blocked for it, that is said once. Blocks. Raises OSError.
+        """
         with self._lock:
             self.measure()
             missing = self.reserve_bytes - self.reserved_bytes
-            if self.total_bytes and not self.misplaced and missing > 0 and self.free_bytes - missing > free_bytes_min:
+            if not self.total_bytes or self.misplaced or missing <= 0:
+                return
+            if self.free_bytes - missing > free_bytes_min:
                 file = self._files.open(RESERVE)
                 try:
                     file.allocate(self.reserve_bytes)
@@ -89,6 +94,11 @@ class DiskSpace:
                     file.close()
                     self.reserved_bytes = self._files.size(RESERVE)
                 self.measure()
+                self._shortage_said = False
+            elif self.free_bytes > free_bytes_min and not self._shortage_said:
+                self._shortage_said = True
+                text = "the reserve has %d of %d bytes, the disk has no room for it: %d are free, %d have to stay so"
+                logger.warning(text, self.reserved_bytes, self.reserve_bytes, self.free_bytes, free_bytes_min)
 
     def give_back(self, size: int) -> bool:
         """Make room for so many bytes out of the reserve; whether there was any of it left. Raises OSError."""

@@ -98,6 +98,13 @@ def test_the_reserve_is_taken_and_filled_up_only_while_there_is_room() -> None:
     assert files.size(RESERVE) == 0
 
 
+def test_a_reserve_that_the_disk_has_no_room_for_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    space = DiskSpace(files, reserve_bytes=2 * TOTAL)
+    space.tend(8 << 20)
+    space.tend(8 << 20)
+    assert [f"the reserve has 0 of {2 * TOTAL} bytes" in said for said in caplog.messages] == [True]
+
+
 def test_a_job_that_finds_no_room_gets_some_of_the_reserve() -> None:
     space = DiskSpace(files)
     space.tend(0)
