@@ -31,7 +31,7 @@ import trio
 
 from core_log.errors import LogError
 from core_log.files import OsFiles
-from gateway.authentication import Authenticate, authenticator
+from gateway.authentication import LOOPBACK_ONLY, Authenticate, authenticator
 from gateway.config import HTTP_DOORS, OFF, TLS_DOORS, WEBSOCKET_DOORS, Config, parse_address
 from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError, first_error
@@ -103,7 +103,7 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
                 nursery.start_soon(_watch, watched, interval_ms)
             authenticate = authenticator(broker.rights)
             _open_web_pages(listeners, broker, shell, config, authenticate, list(in_use))
-            _warn_of_missing_virtual_hosts(broker, config)
+            _warn_of_what_is_missing(broker, config)
             makers = adapter_makers(broker, config, authenticate, {one.door for one in listeners if one.answer is None})
             linked = member.link(broker, outboxes, readers, STOPPING) if member is not None else nullcontext()
             async with linked, trio.open_nursery() as clients:
@@ -237,12 +237,18 @@ def _open_web_pages(
             door.answer = pages.answer
 
 
-def _warn_of_missing_virtual_hosts(broker: Broker, config: Config) -> None:
-    """Clients of doors that are for one are refused until somebody makes it."""
+def _warn_of_what_is_missing(broker: Broker, config: Config) -> None:
+    """Clients of doors that are for a virtual host are refused until somebody makes it, those without a name until
+    somebody makes the user that they are to be. Where `guest` is gone who took him away meant it so.
+    """
     for name in ("mqtt", "native", "kafka"):
         virtual_host = getattr(config, name).virtual_host
         if virtual_host not in broker.topology.vhosts:
             log.warning("virtual host is missing", setting=f"{name}.virtual_host", virtual_host=virtual_host)
+    for name in ("amqp", "mqtt", "native", "kafka"):
+        user = getattr(config, name).anonymous_user
+        if user not in ("", LOOPBACK_ONLY) and broker.rights.user(user) is None:
+            log.warning("user is missing", setting=f"{name}.anonymous_user", user=user)
 
 
 def adapter_makers(

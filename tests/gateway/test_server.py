@@ -56,6 +56,19 @@ async def test_a_virtual_host_that_a_door_is_for_and_that_is_not_there_is_told_o
         assert missing == ([] if is_there else [("mqtt.virtual_host", "fleet")])
 
 
+async def test_a_user_that_clients_without_a_name_are_to_be_and_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    settings.mqtt = MqttConfig(anonymous_user="sensors")
+    for is_there in (False, True):
+        with capture_logs() as said:
+            async with serve(settings) as server:
+                if not is_there:
+                    await server.broker.rights.add_user("sensors", b"secret")
+                    await server.broker.rights.delete_user("guest")
+        missing = [(one["setting"], one["user"]) for one in said if one["event"] == "user is missing"]
+        assert missing == ([] if is_there else [("mqtt.anonymous_user", "sensors")])
+
+
 async def test_stopping_ends_all_connections_and_frees_ports_and_directory(tmp_path: Path) -> None:
     settings = config(tmp_path)
     async with serve(settings) as server:
