@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def described_topic(topic: TopicDescription) -> dict[str, Any]:
-    """How a topic is configured, and where each partition stands."""
-    partitions = [{**msgspec.structs.asdict(one), "single_copy": one.single_copy} for one in topic.partitions]
+    """How a topic is configured, and where each partition stands; None for what the broker that was asked has not."""
+    partitions = [msgspec.structs.asdict(one) | {"single_copy": one.single_copy} for one in topic.partitions]
+    for told, one in zip(partitions, topic.partitions, strict=True):
+        if not one.is_there:
+            told |= dict.fromkeys(("log_start_offset", "high_watermark", "log_end_offset", "size_bytes"))
     return {"name": topic.name, "config": topic.config, "partitions": partitions}
 
 

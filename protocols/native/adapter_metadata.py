@@ -46,21 +46,16 @@ def _partition(broker: Broker, config: NativeConfig, partition: TopicPartition) 
 
 
 def describe(broker: Broker, config: NativeConfig, topic: Topic) -> list[wire_topics.PartitionDescription]:
-    """Each partition as far as it is on this broker."""
+    """Each partition as far as it is on this broker: where it is not, nobody here knows its offsets and size."""
     found = []
     for partition in topic.partitions:
         said, log = _partition(broker, config, partition), partition.log
+        figures = (log.log_start_offset, log.high_watermark, log.log_end_offset, log.size_bytes)
+        if not partition.is_here:
+            figures = (wire_topics.UNKNOWN,) * 4
         found.append(
             wire_topics.PartitionDescription(
-                partition.index,
-                said.leader,
-                said.leader_epoch,
-                log.log_start_offset,
-                log.high_watermark,
-                log.log_end_offset,
-                log.size_bytes,
-                said.replicas,
-                said.isr,
+                partition.index, said.leader, said.leader_epoch, *figures, said.replicas, said.isr
             )
         )
     return found

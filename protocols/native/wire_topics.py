@@ -67,8 +67,12 @@ class DeleteTopicReply(Reply, tag=3):
     """Deleted, durably."""
 
 
+UNKNOWN = -1
+"""An offset or a size of a partition of which the broker that is asked has no replica."""
+
+
 class PartitionDescription(Struct, array_like=True, gc=False):
-    """One partition as `DescribeTopic` tells it."""
+    """One partition as `DescribeTopic` tells it; its offsets and its size may be UNKNOWN."""
 
     partition: int
     leader: int
@@ -79,6 +83,11 @@ class PartitionDescription(Struct, array_like=True, gc=False):
     size_bytes: int
     replicas: list[int] = []
     isr: list[int] = []
+
+    @property
+    def is_there(self) -> bool:
+        """The broker that was asked has a replica."""
+        return self.size_bytes != UNKNOWN
 
     @property
     def single_copy(self) -> bool:

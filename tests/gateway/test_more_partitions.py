@@ -10,6 +10,7 @@ import trio
 
 from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
+from gateway.described import described_topic
 from gateway.etcd_process import EtcdProcess
 from millrace import Consumer, Producer
 from protocols.native.clients.client import Client
@@ -54,6 +55,11 @@ async def test_any_broker_gives_a_topic_more_and_all_lead_some(etcd: EtcdProcess
                     read = [await anext(consumer) for _ in range(COUNT + 1)]
                 assert sorted(record.partition for record in read) == sorted([1, *range(COUNT)])
             await until(lambda: sum(not isinstance(log, AbsentLog) for log in logs_of(brokers, "alone")) == 4)
+            told = described_topic(await client.describe_topic("alone"))["partitions"]
+            asked = next(iter(brokers))
+            assert {one["partition"] for one in told if one["log_end_offset"] is not None} == {
+                one["partition"] for one in told if one["replicas"] == [asked]
+            }, "what others have alone is not said to be empty"
             # Two who ask at once get what they asked for, or are told why not.
             refused: list[MillraceError] = []
 
