@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from routing.errors import LimitExceeded
 from routing.message import Slab
-from routing.publishing.confirms import deliver_regardless, watch
+from routing.publishing.confirms import watch
 from routing.publishing.deduplication import put
 
 if TYPE_CHECKING:
@@ -25,15 +25,16 @@ def deliver_refused(route: Route, slab: Slab, full: Queue) -> list[Target]:
     if full.settings.overflow == "reject-publish-dlx":
         full.host.refused(full, slab)
     left = route.avoiding(frozenset((full,)))
-    if not left.guarded:
-        return left.deliver(slab)
     targets: list[Target] = []
     for piece in left.pieces(slab):
         count = len(piece.bodies)
         taken = min(left.room(piece.bodies), count)
         fullest = left.fullest(piece.bodies) if taken < count else None
         if taken:
-            targets += deliver_regardless(left, piece.part(0, taken))
+            put_there = put(left, piece.part(0, taken), full.host.now_ms)
+            if left.asks:
+                watch(put_there, taken)
+            targets += put_there
         if fullest is not None:
             targets += deliver_refused(left, piece.part(taken, count), fullest)
     return targets

@@ -289,3 +289,21 @@ async def test_the_window_of_an_exchange_is_not_that_of_others_that_lead_to_the_
             ((route, _),) = router.routed(Slab(exchange, key, Properties(PROTOCOL, b"\0\0", persistent=True), [b"a"]))
             windows.append([destinations.once_in_ms for _, destinations in route.homes])
         assert windows == [[0], [10_000], [0], [0]]
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+async def test_what_a_full_queue_refuses_the_others_take_once(confirm: bool) -> None:
+    """Its publisher is told and publishes it again."""
+    async with engine(MemoryFiles()) as running:
+        await running.queue("once", arguments=WINDOW)
+        await running.queue("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        for name in ("once", "full"):
+            await running.bind("amq.fanout", name)
+        client = running.client()
+        for name in ("a", "b", "b", "c", "b"):
+            raw = encode_properties(BasicProperties(message_id=name))
+            properties = Properties(PROTOCOL, raw, persistent=True)
+            client.session.publish(Slab("amq.fanout", "", properties, [name.encode()]), confirm=confirm)
+            running.turn()
+        assert await bodies(running, "once") == ["a", "b", "c"]
+        assert await bodies(running, "full") == ["a"]
