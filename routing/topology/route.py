@@ -196,7 +196,7 @@ class Route:
             queues = [
                 queue for queue in self.queues if not queue.partition.durable and queue not in self._divided
             ]  # fmt: skip
-            self._here = Route(queues, [], delayed=self.delayed)
+            self._here = Route(queues, [], delayed=self.delayed, once_in_ms=self._once_in_ms)
         return self._here
 
     def as_new(self) -> Route:
@@ -215,14 +215,17 @@ class Route:
         if not any(isinstance(topic, Elsewhere) for topic in self.topics):
             return self
         topics = [topic.with_copies(copies) if isinstance(topic, Elsewhere) else topic for topic in self.topics]
-        found = Route(self.queues, topics, delayed=self.delayed, histories=self.histories)
-        found.remembering = self.remembering
-        return found
+        return Route(
+            self.queues, topics, delayed=self.delayed, histories=self.histories, once_in_ms=self._once_in_ms,
+            divided=self._divided,
+        )  # fmt: skip
 
     def _deliver_divided(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         heeding = frozenset(self._heeding)
-        targets = Route(self._heeding, [], delayed=True, once_in_ms=self._once_in_ms).deliver(slab)
-        return targets + self.avoiding(heeding).deliver(undelayed(slab))
+        later = Route(self._heeding, [], delayed=True, once_in_ms=self._once_in_ms)
+        if self._instead:
+            later = later._waiting_at(self._instead)
+        return later.deliver(slab) + self.avoiding(heeding).deliver(undelayed(slab))
 
     def _pass_on(self, slab: Slab, facts: int) -> bool:
         """Hand the slab, whose facts are at most these, to the consumers of all queues, if each could have it now."""

@@ -405,3 +405,38 @@ async def test_consumers_at_several_brokers_share_the_queue() -> None:
                 nursery.start_soon(trio.to_thread.run_sync, consume, broker)
         assert sorted(int(body) for bodies in got.values() for body in bodies) == list(range(300))
         assert all(len(bodies) > 20 for bodies in got.values()), {who: len(bodies) for who, bodies in got.items()}
+
+
+@pytest.mark.parametrize("by", ["queue", "exchange", "ladder"])
+async def test_dead_letters_are_no_duplicates_where_another_broker_leads_either(by: str) -> None:
+    async with town_of(1, 2) as town:
+        town.lead(1, 2)
+        for node in town.nodes.values():
+            node.broker.topology.place_queue = lambda queue_id, arguments: arguments["x-max-length"] % 2
+            if by == "exchange":
+                await node.broker.set_policy("once", "^amq.fanout$", {"deduplication-window-ms": 60_000})
+
+        def use(channel: Any) -> list[str]:
+            last = {"retry": [1], "retry_then": "dead"} if by == "ladder" else {"dead_letter_exchange": "amq.fanout"}
+            declare(channel, max_length=1000, **last)
+            declare(
+                channel, "dead", max_length=1001, **({"deduplication_window_ms": 60_000} if by != "exchange" else {})
+            )
+            channel.queue_bind("dead", "amq.fanout")
+            channel.confirm_delivery()
+            channel.basic_publish("amq.fanout", "", b"before", pika.BasicProperties(message_id="m", delivery_mode=2))
+            send(channel, "died", message_id="m")
+            left = 2 if by == "ladder" else 1
+            for method, _, _ in channel.consume("q", inactivity_timeout=20):
+                channel.basic_reject(method.delivery_tag, requeue=False)
+                left -= 1
+                if not left:
+                    break
+            channel.cancel()
+            found: list[str] = []
+            until_s = time.monotonic() + 10
+            while len(found) < 2 and time.monotonic() < until_s:
+                found += drain(channel, "dead")
+            return found
+
+        assert await client(town.nodes[1], use) == ["before", "died"]

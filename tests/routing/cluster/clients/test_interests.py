@@ -11,8 +11,10 @@ import trio
 import trio.testing
 
 from core_log.files import MemoryFiles
+from protocols.amqp.adapter_properties import PROTOCOL
+from protocols.amqp.properties import BasicProperties, encode_properties
 from routing.cluster.clients.interests import INTERESTS_MAX, Interests
-from routing.message import Slab
+from routing.message import Properties, Slab
 from routing.topology.interest import Interest
 from tests.routing.harness import TRANSIENT, Engine, engine, with_headers
 
@@ -352,3 +354,22 @@ async def test_a_message_larger_than_all_that_may_wait_is_sent_where_nothing_doe
         both.engines[1].client().publish(queue, "more than ten bytes", properties=TRANSIENT)
         assert [slab.bodies for slab in both.links[1].forwarded] == [[b"more than ten bytes"]]
         assert both.interests[1].dropped_messages == 0
+
+
+@pytest.mark.parametrize("copies", [(), ("further",)])
+async def test_the_window_of_an_exchange_counts_for_what_is_published_at_another_broker(copies: Sequence[str]) -> None:
+    async with two() as both:
+        for one in both.engines.values():
+            await one.broker.set_policy("once", "^amq.fanout$", {"deduplication-window-ms": 10_000})
+            await one.queue("durable")
+            await one.bind("amq.fanout", "durable")
+        there = await subscribed(both, 2, "amq.fanout", "")
+        publisher = both.engines[1].client()
+        for name in ("a", "b", "a"):
+            properties = Properties(PROTOCOL, encode_properties(BasicProperties(message_id=name)), persistent=False)
+            publisher.session.publish(Slab("amq.fanout", "", properties, [name.encode()]), copies=copies)
+            both.turn()
+        assert [one.body for one in there.deliveries] == ["a", "b"]
+        router = publisher.session.vhost.router
+        ((route, _),) = router.routed(Slab("amq.fanout", "", properties, [b"c"]), copies)
+        assert [destinations.once_in_ms for _, destinations in route.homes] == [10_000], "its leader is told, too"
