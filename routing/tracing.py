@@ -62,7 +62,7 @@ class Trace:
 
     def _note(self, key: str, session: Session, slab: Slab, start: int, stop: int, more: dict[str, Any]) -> None:
         exchange = self._vhost.exchanges[EXCHANGE]
-        if slab.exchange == EXCHANGE or not exchange.bindings:
+        if slab.exchange == EXCHANGE or not self._vhost.is_used(exchange):
             return
         client = self._vhost.connections.get(session.owner)
         about = {

@@ -16,6 +16,7 @@ from protocols.amqp.properties import BasicProperties, encode_properties
 from routing.cluster.clients.interests import INTERESTS_MAX, Interests
 from routing.message import Properties, Slab
 from routing.topology.interest import Interest
+from routing.tracing import EXCHANGE, trace
 from tests.routing.harness import TRANSIENT, Engine, engine, with_headers
 
 
@@ -373,3 +374,13 @@ async def test_the_window_of_an_exchange_counts_for_what_is_published_at_another
         router = publisher.session.vhost.router
         ((route, _),) = router.routed(Slab("amq.fanout", "", properties, [b"c"]), copies)
         assert [destinations.once_in_ms for _, destinations in route.homes] == [10_000], "its leader is told, too"
+
+
+async def test_who_watches_the_firehose_at_another_broker_sees_what_is_published_here() -> None:
+    async with two() as both:
+        watcher = await subscribed(both, 2, EXCHANGE, "publish.#")
+        trace(both.engines[1].broker, "/", True)
+        await both.engines[1].queue("q")
+        both.engines[1].client().publish("q", "seen")
+        both.turn()
+        assert [one.body for one in watcher.deliveries] == ["seen"]
