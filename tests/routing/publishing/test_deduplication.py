@@ -13,7 +13,10 @@ from protocols.amqp.properties import BasicProperties, encode_properties
 from protocols.mqtt.adapter_properties import PROTOCOL as MQTT
 from protocols.mqtt.properties import Property, encode_property
 from routing.administration.measures import Measures
+from routing.facts import pack
 from routing.message import Properties, Slab
+from routing.queues.homes.destination_sets import DestinationSet
+from routing.queues.homes.queue_partition import QueuePartition
 from tests.routing.harness import Client, Engine, engine, killed
 from tests.support.metrics import series
 
@@ -307,3 +310,23 @@ async def test_what_a_full_queue_refuses_the_others_take_once(confirm: bool) -> 
             running.turn()
         assert await bodies(running, "once") == ["a", "b", "c"]
         assert await bodies(running, "full") == ["a"]
+
+
+async def test_the_window_is_said_of_messages_that_only_some_queues_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leads the homes elsewhere knows of it by that."""
+    async with engine(MemoryFiles(), stripes=1) as running:
+        for name, arguments in (("now", {}), ("later", {"x-delayed": True})):
+            await running.queue(name, arguments=arguments)
+            await running.bind("amq.fanout", name)
+        await running.broker.set_policy("once", "^amq.fanout$", {"deduplication-window-ms": 10_000})
+        windows: list[int] = []
+        enqueue = QueuePartition.enqueue
+
+        def seen(home: QueuePartition, slab: Slab, destinations: DestinationSet) -> int:
+            windows.append(destinations.once_in_ms)
+            return enqueue(home, slab, destinations)
+
+        monkeypatch.setattr(QueuePartition, "enqueue", seen)
+        waits = Properties(PROTOCOL, b"\0\0", persistent=True, facts=pack(True, 0, delay_ms=60_000))
+        running.client().publish("", "m", exchange="amq.fanout", properties=waits)
+        assert windows == [10_000, 10_000]
