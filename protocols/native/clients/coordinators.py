@@ -1,4 +1,8 @@
-"""The link to the broker that looks after a group or a transactional id: one that a client has already, or another."""
+"""The link to the broker that looks after a group or a transactional id: one that a client has already, or another.
+
+A broker that stands still does not say that another has taken over. So while it owes an answer others are asked every
+`_LOOK_S` who it is by now, and what it was asked is asked of that one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from protocols.native.wire import Request
 _PAUSE_S = 0.1
 _CONNECT_S_MAX = 1.0
 """Who cannot be reached for so long may not be the one any more."""
+_LOOK_S = 2.0
 
 
 class CoordinatorLink:
@@ -71,9 +76,7 @@ class CoordinatorLink:
         return {name: len(partitions) for name, error, partitions in reply.topics if error is None}
 
     async def _find(self) -> Link:
-        reply = await self._link.call(
-            wire_groups.FindCoordinator(0, self._kind, self._name), wire_groups.FindCoordinatorReply
-        )
+        reply = await self._ask()
         if not reply.host or reply.node_id == self._link.node_id:
             await self._link.wait_connected()
             self._let_go()
@@ -94,12 +97,32 @@ class CoordinatorLink:
         self._found = link
         return link
 
+    async def _ask(self) -> wire_groups.FindCoordinatorReply:
+        return await self._link.call(
+            wire_groups.FindCoordinator(0, self._kind, self._name), wire_groups.FindCoordinatorReply
+        )
+
     def _let_go(self) -> None:
         if self._own is not None:
             self._own[1].cancel()
             self._own = None
 
-    @staticmethod
-    async def _keep(link: Link, scope: trio.CancelScope) -> None:
+    async def _keep(self, link: Link, scope: trio.CancelScope) -> None:
         with scope:
-            await link.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, link)
+                await link.run()
+                nursery.cancel_scope.cancel()
+
+    async def _watch(self, link: Link) -> None:
+        """Let go of a broker that owes an answer and is not the one any more."""
+        while True:
+            await trio.sleep(_LOOK_S)
+            if not link.requests_in_flight:
+                continue
+            try:
+                now = await self._ask()
+            except MillraceError:
+                continue  # nobody knows
+            if (now.host, now.port) != link.address and self._own is not None and self._own[0] is link:
+                self._let_go()

@@ -13,6 +13,7 @@ from msgspec import structs
 from millrace import Client, Consumer, LinkConfig, MillraceError, OffsetOutOfRange, Producer, RebalanceListener
 from protocols.native import adapter, wire, wire_groups
 from protocols.native.adapter_groups import GroupDoor
+from protocols.native.clients import coordinators
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.errors import ConnectionLost, FencedInstance, NotAMember
 from routing.config import BrokerConfig
@@ -424,6 +425,30 @@ async def test_what_a_cancelled_call_did_not_finish_is_done_by_the_next(protocol
             await until(lambda: len(other.values) > 0)
             assert b"/4" in (other.values[0] or b"")
             nursery.cancel_scope.cancel()
+
+
+async def test_a_member_does_not_wait_for_a_broker_that_stands_still_while_another_has_taken_the_group_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with group_broker() as asked, group_broker() as first, group_broker() as second:
+        await fill(asked, "t", 1, 3)
+        looks_after = first
+
+        async def find(door: GroupDoor, request: wire_groups.FindCoordinator) -> wire.Reply:
+            host, _, port = looks_after.server.rpartition(":")
+            return wire_groups.FindCoordinatorReply(request.correlation_id, 7, host, int(port))
+
+        async def offsets(door: GroupDoor, request: wire_groups.FetchGroupOffsets) -> wire.Reply:
+            return wire_groups.FetchGroupOffsetsReply(request.correlation_id, [])
+
+        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FindCoordinator, find)
+        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FetchGroupOffsets, offsets)
+        monkeypatch.setattr(first.broker.groups, "join", lambda group, joining, answer: None)
+        monkeypatch.setattr(coordinators, "_LOOK_S", 0.01)
+        async with member(asked) as consumer:
+            assert await consumer.poll(100) == []
+            looks_after = second
+            assert [record.offset for record in await consumer.poll(10_000)] == [0, 1, 2]
 
 
 async def test_a_member_that_waits_for_its_generation_goes_on_when_another_request_finds_the_next_coordinator(
