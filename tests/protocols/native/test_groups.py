@@ -285,6 +285,19 @@ async def test_positions_are_committed_when_they_are_done() -> None:
             assert consumer.position("t", 0) == 10
 
 
+async def test_positions_within_a_batch_are_committed_when_it_is_time() -> None:
+    async with group_broker() as running:
+        await fill(running, "t", 1, 10)
+        async with member(running, auto_commit_interval_ms=100) as consumer:
+            assert [(await anext(consumer)).offset for _ in range(3)] == [0, 1, 2]
+            assert await consumer.committed() == {}, "the last may be under way"
+            await until(lambda: consumer._current is None)  # the time is up
+            assert (await anext(consumer)).offset == 3
+            while await consumer.committed() != {("t", 0): 3}:
+                await trio.sleep(0.005)
+            assert [record.offset for record in await consumer.poll(0)] == [4, 5, 6, 7, 8, 9]
+
+
 async def test_paused_partitions_give_nothing() -> None:
     async with group_broker() as running:
         await fill(running, "t", 2, 10)
