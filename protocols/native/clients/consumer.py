@@ -23,12 +23,13 @@ from protocols.native.clients.assignors import ASSIGNORS
 from protocols.native.clients.client import LinkConfig
 from protocols.native.clients.coordinators import CoordinatorLink
 from protocols.native.clients.either_loop import on_either_loop
-from protocols.native.clients.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
+from protocols.native.clients.fetcher import Fetcher, FetchLimits, OffsetReset, Partition
 from protocols.native.clients.group_bytes import GroupMetadata
 from protocols.native.clients.group_reader import GroupReader
 from protocols.native.clients.hooks import ConsumerInterceptor, Deserializer, on_records_of, tell_committed
 from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.membership import GroupTerms, Membership, RebalanceListener
+from protocols.native.clients.positions import Position
 from protocols.native.clients.records import ConsumerRecord, checked_offset
 from protocols.native.clients.served_membership import ServedMembership
 from protocols.native.errors import GONE, MillraceError

@@ -16,6 +16,8 @@
    whoever asks for records.
 8. A broker fills an answer in the order in which partitions were asked for. So those come last that had something last:
    else what there is more of than fits would be read to its end, or for ever, before the others.
+9. A fetch of partitions that all had nothing last waits. It ends early when another partition of the same broker is
+   wanted again: what was read ahead of that is used up in a moment, and the application would wait for the idle ones.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ from protocols.native.clients.group_bytes import Partition as Partition
 from protocols.native.clients.hooks import OnRecords
 from protocols.native.clients.link import Link
 from protocols.native.clients.listed_offsets import list_offsets
-from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, offset_after, split_batches
-from protocols.native.clients.truncation import LastBatch, cut_at, last_of
+from protocols.native.clients.positions import Fetched, Position
+from protocols.native.clients.records import ConsumerRecord, batch_records, checked_offset, split_batches
+from protocols.native.clients.truncation import cut_at, last_of
 from protocols.native.errors import (
     GONE,
     ConnectionLost,
@@ -55,6 +58,8 @@ OffsetReset = Literal["earliest", "latest", "error"]
 NOWHERE = -1
 """An offset that is none: rule 5."""
 _turn_of = attrgetter("turn")
+_ENDED_MAX = 64
+"""Fetches that brokers still have wait, and answer to nobody: rule 9."""
 
 
 class FetchLimits(Struct, frozen=True):
@@ -65,61 +70,6 @@ class FetchLimits(Struct, frozen=True):
     max_bytes: int
     partition_max_bytes: int
     prefetch_bytes: int
-
-
-class Position:
-    """Where a partition is read."""
-
-    __slots__ = (
-        "buffered_bytes", "epoch", "fetch_offset", "generation", "last", "offset", "parked", "partition", "paused",
-        "topic", "turn",
-    )  # fmt: skip
-
-    def __init__(self, topic: str, partition: int, offset: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.generation = 0
-        self.paused = False
-        self.parked: list[_Fetched] = []
-        """What was fetched before it was paused."""
-        self.turn = 0
-        """When it had something last: rule 8."""
-        self.move(offset)
-
-    def move(self, offset: int) -> None:
-        """Read from `offset` on; forget what was under way."""
-        self.offset = offset
-        self.fetch_offset = offset
-        self.epoch = wire.NO_EPOCH
-        """The leader epoch in which what was read is known to be in the log."""
-        self.last: LastBatch | None = None
-        """The last that was fetched."""
-        self.buffered_bytes = 0
-        self.parked.clear()
-        self.generation += 1
-
-    @property
-    def asked(self) -> tuple[int, int, int]:
-        """What an answer has to be about to be of use: rules 2 and 4."""
-        return self.generation, self.fetch_offset, self.epoch
-
-
-class _Fetched:
-    """A batch that waits for the application."""
-
-    __slots__ = ("batch", "generation", "left", "position")
-
-    def __init__(self, position: Position, batch: memoryview) -> None:
-        self.position = position
-        self.generation = position.generation
-        self.batch = batch
-        self.left: int | None = None
-        """From where on it comes again, where not all that was decoded of it could be handed out."""
-
-    @property
-    def end_offset(self) -> int:
-        """Where the records end that were decoded of it."""
-        return offset_after(self.batch) if self.left is None else self.left
 
 
 class Fetcher(Service):
@@ -139,10 +89,12 @@ class Fetcher(Service):
         self._on_records = on_records
         """Looks at each batch's records before the application gets them."""
         self._positions: dict[Partition, Position] = {}
-        self._fetched: deque[_Fetched] = deque()
+        self._fetched: deque[Fetched] = deque()
         self._arrived = trio.Event()
         self._fetch_wanted = trio.Event()
         self._fetches: dict[Link, trio.CancelScope | None] = {}
+        self._idle_fetches: dict[Link, trio.CancelScope] = {}
+        """Rule 9: those of `_fetches` that wait."""
         self._failure: MillraceError | None = None
         self._nowhere: set[Partition] = set()
         """Rule 5."""
@@ -153,7 +105,7 @@ class Fetcher(Service):
         """Rule 6: partitions that are not there, and topics."""
         self._records: list[ConsumerRecord] = []
         self._next = 0
-        self._current: _Fetched | None = None
+        self._current: Fetched | None = None
         self._waiting = False
         """Somebody asks for records, and there are none."""
         self._between: Callable[[], Awaitable[None]] | None = None
@@ -258,7 +210,10 @@ class Fetcher(Service):
                 self._fetched.appendleft(fetched)
                 raise
             if fetched.left is None:
-                position.buffered_bytes -= len(fetched.batch)
+                left = position.buffered_bytes - len(fetched.batch)
+                if left < self._fetch_limits.prefetch_bytes <= position.buffered_bytes:
+                    self._end_idle_fetch(position)
+                position.buffered_bytes = left
                 self._look_again()
             else:
                 self._fetched.appendleft(fetched)
@@ -295,9 +250,10 @@ class Fetcher(Service):
             position.paused = paused
             if paused and self._current is not None and self._current.position is position:
                 self._put_back()
-            if not paused and position.parked:
+            if not paused:
                 self._fetched.extendleft(reversed(position.parked))
                 position.parked = []
+                self._end_idle_fetch(position)
         self._arrived.set()
         self._look_again()
 
@@ -309,6 +265,15 @@ class Fetcher(Service):
         for scope in self._fetches.values():
             if scope is not None:
                 scope.cancel()
+
+    def _end_idle_fetch(self, position: Position) -> None:
+        """Rule 9."""
+        link = self._leaders.link_to(position.topic, position.partition)
+        scope = None if link is None else self._idle_fetches.get(link)
+        if link is None or scope is None:
+            return
+        if link.requests_in_flight < min(_ENDED_MAX, link.limits["requests_in_flight_max"] // 2):
+            scope.cancel()
 
     def _look_again(self) -> None:
         wanted, self._fetch_wanted = self._fetch_wanted, trio.Event()
@@ -350,6 +315,7 @@ class Fetcher(Service):
                     await self._fetch_once(link, wanted)
         finally:
             del self._fetches[link]
+            self._idle_fetches.pop(link, None)
 
     def _is_doubtful(self, link: Link, position: Position) -> bool:
         """Whether another leader may lack what was read of a partition."""
@@ -403,7 +369,10 @@ class Fetcher(Service):
             0, self._fetch_limits.max_wait_ms, self._fetch_limits.min_bytes, self._fetch_limits.max_bytes, entries
         )
         reply: wire.FetchReply | None = None
-        with trio.CancelScope() as self._fetches[link]:
+        with trio.CancelScope() as scope:
+            self._fetches[link] = scope
+            if all(position.idle for position in wanted):
+                self._idle_fetches[link] = scope
             try:
                 reply = await link.request(request, wire.FetchReply, wait_ms=self._fetch_limits.max_wait_ms)
             except MillraceError as error:
@@ -411,6 +380,7 @@ class Fetcher(Service):
                     self._leaders.stale((p.topic, p.partition) for p in wanted)
                 await self._note_error(error)
         self._fetches[link] = None
+        self._idle_fetches.pop(link, None)
         if reply is not None:
             for position, about, fetched in zip(wanted, asked, reply.entries):
                 if about == position.asked:
@@ -441,8 +411,9 @@ class Fetcher(Service):
         except MillraceError as error:
             await self._note_error(error)
             return
+        position.idle = not batches
         if batches:
-            self._fetched += [_Fetched(position, batch) for batch in batches]
+            self._fetched += [Fetched(position, batch) for batch in batches]
             self._turns += 1
             position.turn = self._turns
             position.buffered_bytes += len(fetched.records)

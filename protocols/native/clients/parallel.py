@@ -20,8 +20,8 @@ from typing import Any, Literal
 import trio
 
 from protocols.native.clients.consumer import Consumer
-from protocols.native.clients.fetcher import Position
 from protocols.native.clients.group_bytes import Partition
+from protocols.native.clients.positions import Position
 from protocols.native.clients.records import ConsumerRecord
 from protocols.native.errors import MillraceError
 

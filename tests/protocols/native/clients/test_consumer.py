@@ -347,3 +347,22 @@ async def test_seeking_to_a_time_without_an_event_loop_passes_nothing_over_eithe
     async with native_broker() as running:
         await fill(running, "t", b"old")
         await trio.to_thread.run_sync(work, running.server)
+
+
+async def test_partitions_without_records_keep_no_other_waiting_that_was_read_ahead_or_is_resumed() -> None:
+    async with native_broker() as running:
+        await running.broker.create_topic("t", partitions=2)
+        async with Producer(running.server, batch_bytes=300) as producer:
+            for number in range(10):
+                await producer.send("t", b"%250d" % number, partition=0)
+        reader = Consumer(
+            running.server, auto_offset_reset="earliest", prefetch_bytes=1, partition_max_bytes=600,
+            fetch_max_wait_ms=60_000, link=QUICK,
+        )  # fmt: skip
+        async with reader as consumer:
+            await consumer.assign("t")
+            assert [int(value or b"") for value in await take(consumer, 5)] == list(range(5))
+            consumer.pause([("t", 0)])
+            await nothing_comes(consumer)
+            consumer.resume([("t", 0)])
+            assert [int(value or b"") for value in await take(consumer, 5)] == list(range(5, 10))
