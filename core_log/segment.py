@@ -119,8 +119,13 @@ class Segment:
             self.size + size > config.segment_bytes
             or next_offset - self.base_offset > RELATIVE_OFFSET_MAX
             or (index is not None and len(index.offsets) * OFFSET_ENTRY.size >= config.index_bytes_max)
-            or wall_clock_ms() - self.created_ms >= config.segment_ms
+            or self.age_ms(wall_clock_ms()) >= config.segment_ms
         )
+
+    def age_ms(self, now_ms: int) -> int:
+        """How long ago its first batch came; since now, where the clock was ahead then."""
+        self.created_ms = min(self.created_ms, now_ms)
+        return now_ms - self.created_ms
 
     def note(self, base_offset: int, next_offset: int, size: int, max_timestamp_ms: int) -> None:
         """A batch was put at the end of an open segment: index it if it is time."""

@@ -85,7 +85,7 @@ class Compaction:
             return None
         active = log.segments[-1]
         roll_ms = min(config.compaction_lag_max_ms, config.segment_ms)
-        if active.size and not log.truncating and log.wall_clock_ms() - active.created_ms >= roll_ms:
+        if active.size and not log.truncating and active.age_ms(log.wall_clock_ms()) >= roll_ms:
             log.roll()
         if len(log.segments) < 2:
             return None

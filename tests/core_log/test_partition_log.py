@@ -96,6 +96,16 @@ def test_rolling(config: LogConfig, expected: int) -> None:
     assert log.verify() == []
 
 
+def test_a_segment_that_began_while_the_clock_was_ahead_ends_when_it_is_old_enough_since() -> None:
+    now_ms = TIME_MS + 3_600_000
+    log = open_log(MemoryFiles(), LogConfig(segment_ms=3), clock=lambda: now_ms)
+    log.append(make_batch([b"x"]))
+    for at_ms, segments in ((TIME_MS, 1), (TIME_MS + 2, 1), (TIME_MS + 3, 2)):
+        now_ms = at_ms
+        log.append(make_batch([b"x"]))
+        assert len(log.segments) == segments
+
+
 def test_rolling_by_relative_offset() -> None:
     log = open_log(MemoryFiles())
     log.append(make_batch([b"a"]))
