@@ -133,6 +133,8 @@ class Wills:
         """Those whose owners are gone."""
         self._of_before: set[bytes] = set()
         """Those among them whose owners were there when the broker stopped."""
+        self._undecided: set[bytes] = set()
+        """Those that are due, which the disk has refused to have decided."""
         self._publishers: dict[str, _Publisher] = {}
         self._open: dict[int, dict[int, int]] = {}
         """Decided, and not yet done with, by number: where a start would look for them from (`Decision.ends`)."""
@@ -166,6 +168,8 @@ class Wills:
     def returned(self, vhost: str, name: str, *, afresh: bool) -> None:
         """An owner is there again: what waits is void. If he begins `afresh` he is not who went: it is published."""
         key = key_of(vhost, name)
+        if key in self._undecided:  # it was due before
+            self._decide(key)
         timer = self._waiting.pop(key, None)
         if timer is None:
             return
@@ -178,13 +182,17 @@ class Wills:
 
     async def keep(self, vhost: str, name: str, will: Will) -> None:
         """Have a will from now on; durable when it returns. Raises StorageUnavailable; it may be kept all the same."""
+        key = key_of(vhost, name)
         with storage_errors():
-            end = self._store.put(key_of(vhost, name), pack_will(will))
+            end = self._store.put(key, pack_will(will))
+            self._undecided.discard(key)
             await self._store.log.wait_committed(end)
 
     def erase(self, vhost: str, name: str) -> None:
         """The owner leaves in good order."""
-        self._put(key_of(vhost, name), None)
+        key = key_of(vhost, name)
+        if key not in self._undecided:  # else that is an earlier one, as his could not be kept
+            self._put(key, None)
 
     def send(self, vhost: str, name: str, delay_ms: int) -> None:
         """The owner is gone: his will is published after a delay; 0 is at once."""
@@ -225,6 +233,7 @@ class Wills:
 
     def _decide(self, key: bytes) -> None:
         """It is published from now on, see the module's rule 2."""
+        self._undecided.discard(key)
         value = self._store.get(key)
         if value is None:
             return
@@ -233,7 +242,8 @@ class Wills:
             self._decide_now(key, will)
         except (LogUnavailable, BatchTooLarge) as error:
             logger.warning("the will for %s waits: %s", will.routing_key, error)
-            self._later(lambda: self._decide(key) if self._store.get(key) is value else None)
+            self._undecided.add(key)
+            self._later(lambda: self._decide(key) if key in self._undecided else None)
 
     def _decision(self, vhost: str, name: str, will: Will) -> Decision:
         ends = {home.index: home.log.log_end_offset for home in self._broker.topology.led}

@@ -88,8 +88,9 @@ class LedWills(Wills):
 
     def _is_back(self, key: bytes, will: Will, also: Sequence[tuple[bytes, bytes | None]], *, afresh: bool) -> None:
         waits = key in self._waiting and key not in self._of_before
+        is_due = key in self._undecided
         self._forget(key, will)
-        if afresh and waits:
+        if is_due or (afresh and waits):
             self._decide_now(key, will, also)
         else:
             self._store.put_all([*also, (key, None)])
@@ -113,6 +114,7 @@ class LedWills(Wills):
         if timer is not None:
             timer.cancel()
         self._of_before.discard(key)
+        self._undecided.discard(key)
         if will.holder:
             held = self._holders.get(_process_of(will))
             if held is not None:

@@ -10,6 +10,7 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.memory_files import FaultyFiles, MemoryFiles
+from routing.errors import StorageUnavailable
 from routing.kept.wills import Will
 from routing.queues.homes.reclaim import give_back
 from tests.routing.harness import PERSISTENT, Engine, engine, killed, passing
@@ -302,3 +303,39 @@ async def test_it_is_published_once_where_the_disk_refuses_what_has_it(clock: Mo
     async with engine(files) as at:
         await passing(clock, 100)
         assert await at.drain("q") == []
+
+
+@pytest.mark.parametrize("second", [b"1", b"2"])
+async def test_one_that_the_disk_refused_is_published_though_its_owner_is_back_first(
+    second: bytes, clock: MockClock
+) -> None:
+    """It was lost, or, where the next one is the same, that one."""
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, stripes=1) as at:
+        await watched(at)
+        wills, log = at.broker.wills, at.broker.retained.log
+        await wills.keep("/", "a", will(b"1"))
+
+        def refuse(operation: str, path: str) -> None:
+            if operation in ("write", "sync") and path.startswith(log.directory):
+                raise OSError(errno.EIO, "bad", path)
+
+        files.hook = refuse
+        with pytest.raises(StorageUnavailable):
+            await wills.keep("/", "b", will())
+        wills.send("/", "a", 0)
+        wills.returned("/", "a", afresh=False)
+        with pytest.raises(StorageUnavailable):
+            await wills.keep("/", "a", will(b"refused"))
+        wills.erase("/", "a")
+        files.hook = None
+        while log.error is not None:
+            await passing(clock, 0.1)
+        wills.returned("/", "a", afresh=False)
+        await wills.keep("/", "a", will(second))
+        await passing(clock, 3)
+        await wills.finish()
+        assert [body for body, _ in await at.drain("q")] == ["1"]
+        wills.send("/", "a", 0)
+        await wills.finish()
+        assert [body for body, _ in await at.drain("q")] == [second.decode()]
