@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -153,7 +154,7 @@ class LedWills(Wills):
         if self._keeping.is_over:
             return
         if not self._keeping.may_write:
-            self._later(lambda: self._due(key))
+            self._waiting[key] = self._broker.timers.at(trio.current_time() + _RETRY_S, partial(self._due, key))
         else:
             super()._due(key)
 

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from routing.broker import open_broker
 from routing.cluster.clients import led_wills
 from routing.cluster.clients.led_wills import LedWills
 from routing.kept.wills import Will
+from tests.routing.harness import PERSISTENT, passing
 
 PROCESS = 7
 
@@ -34,4 +36,34 @@ async def test_a_process_that_was_away_for_a_while_is_still_known(monkeypatch: p
         assert PROCESS in wills._positions
         wills.forget_processes([])
         assert PROCESS not in wills._positions
+        keeping.is_over = True
+
+
+async def test_an_owner_is_back_before_who_leads_may_write_again(clock: MockClock) -> None:
+    """The will that he had then was published, though he was there."""
+
+    async def committed() -> None:
+        await broker.retained.log.wait_committed(broker.retained.log.log_end_offset)
+
+    async with open_broker(MemoryFiles()) as broker:
+        keeping: Any = SimpleNamespace(retained=broker.retained, is_over=False, may_write=True, committed=committed)
+        wills = LedWills(broker, broker.retained._store, cast("Any", keeping), 0)
+        tag = PERSISTENT.log_tag
+        first, second = [
+            Will("guest", "amq.topic", "t", tag, tag, body, delay_ms=1000, holder=(2, PROCESS, number))
+            for number, body in ((1, b"first"), (2, b"second"))
+        ]
+        wills.take(PROCESS, 0, "/", ("keep", "device", tuple(first)))
+        wills.take(PROCESS, 1, "/", ("send", "device", first.holder, 1000))
+        keeping.may_write = False
+        await passing(clock, 1.1)
+        keeping.may_write = True
+        wills.take(PROCESS, 2, "/", ("returned", "device", False))
+        wills.take(PROCESS, 3, "/", ("keep", "device", tuple(second)))
+        await passing(clock, 10)
+        assert broker.retained.get("/", "t") is None
+        wills.take(PROCESS, 4, "/", ("send", "device", second.holder, 0))
+        found = broker.retained.get("/", "t")
+        assert found is not None
+        assert found.body == b"second"
         keeping.is_over = True
