@@ -30,7 +30,7 @@ from protocols.mqtt.adapter_terms import Route
 from protocols.mqtt.events import NEVER_S
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from routing.declaring.at_once import at_once
-from routing.errors import BrokerError, NoRoomForQueue, PreconditionFailed
+from routing.errors import BrokerError, NoRoomForQueue, PreconditionFailed, StorageUnavailable
 from routing.message import NeutralProperties
 from routing.queues.settings import EXPIRY_MS_MAX
 from routing.session import Consumer, Session
@@ -111,11 +111,18 @@ class Shares:
         return self._adapter.broker.topology.vhost(self._config.virtual_host)
 
     async def resume(self, queue_name: str, expiry_s: int) -> None:
-        """The session lasts for so long, in a queue of this name: be a member of all groups it is a member of."""
+        """The session lasts for so long, in a queue of this name: be a member of all groups it is a member of, but for
+        those that are refused. Raises StorageUnavailable.
+        """
         self._lasting, self._expiry_s = queue_name, expiry_s
         for binding in list(self._vhost.bindings_to.get(("queue", queue_name), ())):
             if binding.exchange == MEMBERS and binding.syntax == "mqtt" and binding.pattern.startswith(PREFIX):
-                await self.join(binding.pattern, from_arguments(binding.arguments))
+                try:
+                    await self._join(binding.pattern, from_arguments(binding.arguments))
+                except StorageUnavailable:
+                    raise
+                except BrokerError as error:
+                    self._refusal(binding.pattern, error)
 
     async def join_all(self, asked: Mapping[str, SubscriptionOptions]) -> dict[str, int]:
         """`join` many, at once: each is written for itself. The reason codes of those that cannot be."""
@@ -131,6 +138,17 @@ class Shares:
 
     async def join(self, topic_filter: str, options: SubscriptionOptions) -> int:
         """Become a member, or one on other terms; the reason code in SUBACK."""
+        try:
+            return await self._join(topic_filter, options)
+        except BrokerError as error:
+            return self._refusal(topic_filter, error)
+
+    def _refusal(self, topic_filter: str, error: BrokerError) -> ReasonCode:
+        log.warning("MQTT %s: no shared subscription to %r: %s", self._adapter.peer, topic_filter, error)
+        return reason_of(error, SUBACK_REASONS, not_authorized_told=self._config.not_authorized_told)
+
+    async def _join(self, topic_filter: str, options: SubscriptionOptions) -> int:
+        """`join`. Raises BrokerError."""
         parsed = parse(topic_filter)
         if parsed is None:
             return ReasonCode.TOPIC_FILTER_INVALID
@@ -139,18 +157,14 @@ class Shares:
         if before is not None and before.options == options:
             return options.qos
         adapter, pattern = self._adapter, topic_to_routing_key(parsed[1])
-        try:
-            adapter.grants.require("read", "exchange", EXCHANGE)
-            adapter.grants.require_keys("read", EXCHANGE, (pattern,))
-            await self._make(topic_filter, pattern)
-            share = Share(options, adapter.delivering.topic_of)
-            share.consumer = await self._session.consume(
-                topic_filter, tag=topic_filter, no_ack=not options.qos, context=share
-            )
-            await self._remember(topic_filter, options)
-        except BrokerError as error:
-            log.warning("MQTT %s: no shared subscription to %r: %s", adapter.peer, topic_filter, error)
-            return reason_of(error, SUBACK_REASONS, not_authorized_told=self._adapter.config.not_authorized_told)
+        adapter.grants.require("read", "exchange", EXCHANGE)
+        adapter.grants.require_keys("read", EXCHANGE, (pattern,))
+        await self._make(topic_filter, pattern)
+        share = Share(options, adapter.delivering.topic_of)
+        share.consumer = await self._session.consume(
+            topic_filter, tag=topic_filter, no_ack=not options.qos, context=share
+        )
+        await self._remember(topic_filter, options)
         if before is not None and before.consumer is not None:
             self._session.cancel(before.consumer)
         self.granted[topic_filter] = share

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import errno
 
+import pytest
+import trio
+
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.topics import AutoSubscription
 from routing.access.grants import TopicPermission
-from routing.broker import Broker
+from routing.broker import Broker, open_broker
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import connect, packets, puback, publish, unsubscribe
 
@@ -300,3 +304,31 @@ async def test_a_member_that_is_away_is_one_all_the_same(world: World) -> None:
     other = await member(world, "m", config=config)
     await other.send(unsubscribe(8, QUEUE))
     assert QUEUE in world.broker.topology.queues
+
+
+async def test_who_cannot_be_a_member_again_is_not_left_without_a_word() -> None:
+    """Its session was there, and nothing of the group came to it."""
+    files = FaultyFiles(MemoryFiles())
+    async with open_broker(files, users={"guest": "guest"}) as broker:
+        world = World(broker)
+        lasting = await connected_again(world, "lasting")
+        assert await lasting.subscribe((QUEUE, 1)) == b"\1"
+        lasting.lose()
+        await broker.delete_queue(QUEUE)
+
+        def refuse(operation: str, path: str) -> None:
+            if operation in ("write", "sync") and path.startswith("catalog"):
+                raise OSError(errno.EIO, "bad", path)
+
+        files.hook = refuse
+        refused = await connected_again(world, "lasting")
+        assert refused.closed
+        refused.lose()
+        files.hook = None
+        with trio.fail_after(5):
+            while not (back := await connected_again(world, "lasting")).adapter.subscribing.shares.granted:
+                assert back.closed
+                back.lose()
+                await trio.sleep(0.01)
+        await numbered(world, 1)
+        assert payloads(back) == [b"0"]
