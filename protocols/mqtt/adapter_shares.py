@@ -164,7 +164,11 @@ class Shares:
         share.consumer = await self._session.consume(
             topic_filter, tag=topic_filter, no_ack=not options.qos, context=share
         )
-        await self._remember(topic_filter, options)
+        try:
+            await self._remember(topic_filter, options)
+        except BrokerError:
+            self._session.cancel(share.consumer)
+            raise
         if before is not None and before.consumer is not None:
             self._session.cancel(before.consumer)
         self.granted[topic_filter] = share

@@ -332,3 +332,21 @@ async def test_who_cannot_be_a_member_again_is_not_left_without_a_word() -> None
                 await trio.sleep(0.01)
         await numbered(world, 1)
         assert payloads(back) == [b"0"]
+
+
+async def test_who_was_refused_as_a_member_gets_nothing_of_the_group() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with open_broker(files, users={"guest": "guest"}) as broker:
+        world = World(broker)
+        first, second = [await connected_again(world, name) for name in ("first", "second")]
+        assert await first.subscribe((QUEUE, 1)) == b"\1"
+
+        def refuse(operation: str, path: str) -> None:
+            if operation in ("write", "sync") and path.startswith("catalog"):
+                raise OSError(errno.EIO, "bad", path)
+
+        files.hook = refuse
+        assert await second.subscribe((QUEUE, 1)) == b"\x80"
+        await numbered(world, 2)
+        assert (payloads(first), payloads(second)) == ([b"0", b"1"], [])
+        files.hook = None
