@@ -34,6 +34,8 @@ _HEAD = struct.Struct(">QI")
 """When it ends, in ms since 1970 (0: never); the length of the properties that follow. The body is the rest."""
 PIECE_MESSAGES, PIECE_BYTES = 1000, 1 << 18
 _EXPIRED_AT_ONCE = 1000
+_BATCH_ROOM_BYTES = 128
+"""What a batch of one record has besides key and value."""
 _STALE_MIN = 1024
 
 
@@ -124,6 +126,7 @@ class Retained:
         common = slab.properties.common_tag
         puts: dict[bytes, bytes | None] = {}
         more = more_bytes = 0
+        most_bytes = self.log.config.message_bytes_max - _BATCH_ROOM_BYTES
         for name, index in last.items():
             key, body = _key(vhost, name), slab.bodies[index]
             there = store.get(key)
@@ -132,6 +135,8 @@ class Retained:
                 tag = common + (slab.properties.raw if slab.raws is None else slab.raws[index])
                 ttl_ms = ttl_ms_of(slab.properties.facts if slab.facts is None else slab.facts[index])
                 value = _HEAD.pack(0 if ttl_ms is None else now_ms + ttl_ms, len(tag)) + tag + body
+                if len(key) + len(value) > most_bytes:
+                    raise LimitExceeded(f"a retained message of {len(value)} bytes with its properties")
                 more += there is None
                 more_bytes += len(value) + (len(key) if there is None else -len(there))
             elif there is None:
