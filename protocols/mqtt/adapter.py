@@ -315,7 +315,8 @@ class MqttAdapter:
         self.traffic.connections += 1
         try:
             async with sessions_of(self.broker).willing.alone(connect.client_id):
-                await self._will.keep()
+                if not self.closed:  # else it has left, and it would be kept for nobody
+                    await self._will.keep()
         except BrokerError as error:
             self._refuse_session(error)
         if self.closed:

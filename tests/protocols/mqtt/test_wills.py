@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from core_log.memory_files import MemoryFiles
+import threading
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from gateway.authentication import authenticator
 from routing.access.grants import EVERYTHING, TopicPermission
 from routing.broker import open_broker
@@ -108,3 +113,24 @@ async def test_a_will_that_is_too_large_to_be_published_is_refused() -> None:
         await older.send(connect("mortal", will=("w", bytes(101), 1, True)))
         assert older.take() == b""
         assert older.adapter.closed
+
+
+async def test_one_who_was_taken_over_before_his_will_was_kept_has_none() -> None:
+    """It was kept for nobody, and published by the next start."""
+    files, let_go = FaultyFiles(MemoryFiles()), threading.Event()
+
+    def hold(operation: str, path: str) -> None:
+        if operation in ("write", "sync") and path.startswith("retained"):
+            let_go.wait(20)
+
+    async with open_broker(files) as broker, trio.open_nursery() as nursery:
+        world = World(broker)
+        files.hook = hold
+        clients = [world.open() for _ in range(3)]
+        for client, will in zip(clients, (WILL, WILL, None), strict=True):
+            nursery.start_soon(client.send, connect("mortal", will=will))
+            await wait_all_tasks_blocked()
+        let_go.set()
+        await clients[-1].expect(b"\x20\2\0\0")
+        assert [client.closed for client in clients] == [True, True, False]
+        assert not [key for key, _ in broker.retained._store.items()]
