@@ -1,7 +1,7 @@
 """Who the members are, and this broker as one of them: registered under its lease, again and again if need be.
 
-1. A broker is registered as long as its lease lives. When the lease is lost it registers anew, under a new broker
-   epoch: to all others it is a process that has just begun.
+1. A broker is registered as long as its lease lives. When the lease is lost, or the registration alone, it registers
+   anew, under a new broker epoch: to all others it is a process that has just begun.
 2. `cluster.json` is written before what it says is true elsewhere: see `identity.py`.
 3. The age of the data directory is raised before it registers, and again and again: see `age.py`.
 4. Who the others are is what the metadata say; nobody is asked.
@@ -323,7 +323,9 @@ class Members:
                     if str(error) != said:  # once, however long it lasts
                         said = str(error)
                         logger.warning("broker %d is not registered: %s", self.broker_id, error)
-                    await trio.sleep(_RETRY_S)
+                    with trio.move_on_after(_RETRY_S):
+                        await self._lost.wait()  # it was the lease: at once with another
+                    self._lost = trio.Event()
 
     async def update(self, **changes: Any) -> None:
         """Say something else of this broker: fields of its record. Raises MetadataUnavailable, also when the lease is
@@ -386,6 +388,8 @@ class Members:
             here = self.brokers.get(number)
             mine = here is not None and self._store.lease_id and here.record.directory_id == self._record.directory_id
             self.epoch = epoch if mine else 0
+            if value is None and self._store.lease_id:  # who leaves has let go of its lease before
+                self._lost.set()
 
     def _note_drain(self, number: int) -> None:
         if number in self.brokers:

@@ -365,6 +365,23 @@ async def test_a_cluster_whose_etcd_was_away_comes_back_by_itself(autojump_clock
         assert ones[0].store.get(broker_key(1)) is not None
 
 
+async def test_a_broker_whose_registration_is_gone_registers_anew_though_its_lease_lives(
+    autojump_clock: MockClock,
+) -> None:
+    """As when somebody removed the key by hand, or etcd was put back to right before it was made."""
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        one, other = [await One(model, number).start(nursery) for number in (1, 2)]
+        epoch, lease_id = one.members.epoch, one.store.lease_id
+        await other.store.change([], [(broker_key(1), None)])
+        await until(lambda: one.members.epoch > epoch)
+        assert one.store.lease_id == lease_id
+        await until(lambda: seen(one) == seen(other) == {1: one.members.epoch, 2: other.members.epoch})
+        await one.members.leave()
+        await trio.sleep(10)
+        assert list(seen(other)) == [2], "who leaves does not come back"
+
+
 async def test_clients_are_told_of_all_brokers_while_these_register_anew(autojump_clock: MockClock) -> None:
     """All leases run out while etcd is away. A client that is told of no broker gives up all that it knows."""
     model = EtcdModel()
