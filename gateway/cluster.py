@@ -24,6 +24,7 @@ from core_log.errors import MetadataLost, MetadataUnavailable
 from core_log.files import Files
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
+from core_log.metadata.histories import Anchor
 from core_log.metadata.store import MetadataStore
 from gateway.config import ClusterConfig, check_cluster
 from gateway.errors import StartError, first_error
@@ -34,7 +35,7 @@ from routing.cluster.metadata.controller import Candidate
 from routing.cluster.metadata.elections import Elections
 from routing.cluster.metadata.joining import ClusterRefused
 from routing.cluster.metadata.members import Members
-from routing.cluster.metadata.records import META, BrokerRecord
+from routing.cluster.metadata.records import META, BrokerRecord, cluster_id_of
 from routing.version import OWN_VERSION
 
 _LEAVE_TIMEOUT_S = 2.0
@@ -78,7 +79,8 @@ async def joining(
     terms = None if certificates is None else certificates.next_context
     transport = HttpTransport([member.strip() for member in config.etcd.split(",")], terms)
     client = EtcdClient(transport, user=config.etcd_user, password=config.etcd_password)
-    store = EtcdStore(client, b"/millrace/%s/" % config.name.encode(), anchor=META, lease_ttl_s=config.lease_s)
+    anchor = Anchor(META, cluster_id_of)
+    store = EtcdStore(client, b"/millrace/%s/" % config.name.encode(), anchor=anchor, lease_ttl_s=config.lease_s)
     members = Members(
         store,
         files,

@@ -36,7 +36,7 @@ from core_log.errors import BatchTooLarge, Conflict, MetadataLost, MetadataUnava
 from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
 from core_log.metadata.etcd_wire import EtcdError
-from core_log.metadata.histories import difference, is_before
+from core_log.metadata.histories import Anchor, difference, is_before
 from core_log.metadata.joined_changes import JoinedChanges, Unanswered
 from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
 
@@ -67,11 +67,9 @@ class EtcdStore:
         *,
         lease_ttl_s: int = LEASE_TTL_S,
         name: bytes | None = None,
-        anchor: bytes | None = None,
+        anchor: Anchor | None = None,
     ) -> None:
-        """`name` begins the names of changes; no other store on the same keys may have it. `anchor` is a key that, once
-        made, is there as long as anything is: rule 5.
-        """
+        """`name` begins the names of changes; no other store on the same keys may have it. `anchor`: rule 5."""
         self.listeners: list[Listener] = []
         self.revision = 0
         self.lease_id = 0
@@ -453,12 +451,10 @@ class EtcdStore:
 
     def _require_anchor(self, changed: Iterable[MetadataEntry]) -> None:
         """Raises MetadataLost: rule 5."""
-        here = self._entries.get(self._anchor)
-        for entry in changed if here is not None else ():
-            if entry.key == self._anchor and entry.create_revision != here.create_revision:
-                self._has_lost = True
-                self._advanced.set()  # it never is anew
-                raise MetadataLost(f"etcd does not know {self._prefix.decode()} any more, or has another one")
+        if self._anchor is not None and self._anchor.is_lost(self._entries, changed):
+            self._has_lost = True
+            self._advanced.set()  # it never is anew
+            raise MetadataLost(f"etcd does not know {self._prefix.decode()} any more, or has another one")
 
     async def _read_all(self) -> None:
         """Read everything as it is at one revision, and apply what has changed."""

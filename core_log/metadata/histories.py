@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from core_log.metadata.store import MetadataEntry
+
+
+class Anchor(NamedTuple):
+    """A key that, once made, is there as long as anything is."""
+
+    key: bytes
+    id_of: Callable[[bytes], object] = bytes
+    """What never changes of its value. Revisions alone do not tell: the first change of an etcd that was empty always
+    has the same one.
+    """
+
+    def is_lost(self, here: Mapping[bytes, MetadataEntry], changed: Iterable[MetadataEntry]) -> bool:
+        """Whether it is among what has changed, as gone or as another one than `here`."""
+        known = here.get(self.key)
+        return known is not None and any(self._is_another(known, entry) for entry in changed if entry.key == self.key)
+
+    def _is_another(self, known: MetadataEntry, found: MetadataEntry) -> bool:
+        if known.value is None or found.value is None or found.create_revision != known.create_revision:
+            return True
+        return self.id_of(found.value) != self.id_of(known.value)
 
 
 def is_before(found: Sequence[MetadataEntry], known: MetadataEntry | None) -> bool:

@@ -49,6 +49,14 @@ class ClusterMeta(msgspec.Struct, frozen=True):
     retained: int = RETAINED_LOGS
 
 
+def cluster_id_of(meta: bytes) -> str:
+    """Of a value of `META`; empty where that is not understood."""
+    try:
+        return decode(meta, ClusterMeta).cluster_id
+    except msgspec.MsgspecError:
+        return ""
+
+
 def importing(directory_id: str) -> str:
     """The state of a cluster that is being made from a data directory."""
     return _IMPORTING + directory_id

@@ -14,6 +14,7 @@ from core_log.errors import Conflict, MetadataLost, MetadataUnavailable
 from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import CLOCK, EtcdStore
+from core_log.metadata.histories import Anchor
 from core_log.metadata.store import Guard
 from tests.core_log.metadata.worlds import Seen
 from tests.simulation.etcd_model import EtcdModel, ModelTransport
@@ -225,22 +226,26 @@ async def test_an_etcd_that_was_put_back_to_a_backup_is_believed(
         await until(one, b"k", b"2", 5)
 
 
-@pytest.mark.parametrize("how", ["wiped", "removed", "another"])
+@pytest.mark.parametrize("how", ["wiped", "removed", "another", "another at the same revision"])
 async def test_an_etcd_without_the_anchor_is_not_believed(how: str, autojump_clock: MockClock) -> None:
     model = EtcdModel()
-    one = EtcdStore(EtcdClient(ModelTransport(model)), PREFIX, anchor=b"meta")
+    empty = model.revision
+    one = EtcdStore(EtcdClient(ModelTransport(model)), PREFIX, anchor=Anchor(b"meta", lambda value: value[:1]))
     with pytest.RaisesGroup(pytest.RaisesExc(MetadataLost, match="/millrace/test/"), flatten_subgroups=True):
         async with running(model, one):
-            await one.change([], [(b"meta", b""), (b"k", b"0")])
+            await one.change([], [(b"meta", b"1 is made"), (b"k", b"0")])
+            if how.startswith("another"):
+                await one.change([], [(b"meta", b"1 is ready")])
             await one.change([], [(b"k", b"1")])
             seen = Seen(one)
             if how == "removed":
                 model.txn(wire.txn([], [(PREFIX + b"k", None), (PREFIX + b"meta", None)], 0))
             else:
-                model.restore(0)
+                model.restore(empty)
             if how == "another":
                 model.revision = 100  # further than before
-                model.txn(wire.txn([], [(PREFIX + b"meta", b""), (PREFIX + CLOCK, b"")], 0))
+            if how.startswith("another"):
+                model.txn(wire.txn([], [(PREFIX + b"meta", b"2 is ready"), (PREFIX + CLOCK, b"")], 0))
             await trio.sleep(60)
     assert not seen.of(b"k")
     assert one.get(b"k").value == b"1"  # type: ignore[union-attr]
