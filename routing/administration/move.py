@@ -3,6 +3,9 @@
 Deliveries and publishes are numbered alike in a session of their own, so a confirm up to a number settles up to it.
 What goes wrong on the way leaves messages where they were, at worst in both places.
 
+Of what waits the queue's consumers get nothing meanwhile, whatever their priorities are: with a single active consumer
+nothing else would ever be moved. What that one holds it settles first, and of a group that is held the rest waits.
+
 A copy has the exchange and routing key by which the message came: an MQTT client has no other way to know its topic.
 One that died at the destination before comes back as it had come there. What came by the default exchange, where the
 key is the name of a queue, goes as it did before it first died, or else is published to the destination by name.
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
+from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable, TimedOut
 from routing.facts import without_delay
 from routing.message import Slab
 from routing.property_editors import editor_of
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 _UNDER_WAY_MAX = 1000
 _TIMEOUT_S = 20
 """For one request: the client waits for its answer."""
+_LOOK_S = 0.5
+"""So often it is looked whether others had what still waited, or it has expired."""
+_PRIORITY = (1 << 63) - 1
+"""No consumer has a higher one."""
 
 
 class _Mover:
@@ -115,7 +122,7 @@ def _copies(slab: Slab, destination: str) -> Iterator[Slab]:
 
 async def move(broker: Broker, vhost: str, source: Queue, destination: str, count: int) -> int:
     """Move up to `count` messages that wait now, and no more once another broker leads the source; how many were moved.
-    Raises BrokerError if something went wrong.
+    Raises BrokerError if something went wrong, or none could be moved in time.
     """
     count = min(count, source.message_count)
     if count <= 0:
@@ -127,7 +134,7 @@ async def move(broker: Broker, vhost: str, source: Queue, destination: str, coun
     settled = published = 0
     try:
         session.set_prefetch(min(count, _UNDER_WAY_MAX), per_session=True)
-        consumer = await session.consume(source.name, tag="move", no_ack=False)
+        consumer = await session.consume(source.name, tag="move", no_ack=False, arguments={"x-priority": _PRIORITY})
         with trio.move_on_after(_TIMEOUT_S):
             while settled < count and mover.failure is None and not source.deleted:
                 mover.changed = trio.Event()
@@ -152,11 +159,17 @@ async def move(broker: Broker, vhost: str, source: Queue, destination: str, coun
                 if mover.failure is None and not mover.arrived:
                     if settled == mover.delivered and not source.message_count:
                         break
-                    await mover.changed.wait()
+                    with trio.move_on_after(_LOOK_S):
+                        await mover.changed.wait()
         session.cancel(consumer)
     finally:
         session.close()
         broker.end_turn()
     if mover.failure is not None:
         raise mover.failure
+    if not settled and mover.delivered and not source.deleted:
+        raise TimedOut(f"{mover.delivered} messages are not safe in {_TIMEOUT_S} s: they may be in both queues")
+    if not settled and source.message_count and not source.deleted:
+        why = f"its consumers hold messages that have to be settled first, or none could be read in {_TIMEOUT_S} s"
+        raise PreconditionFailed(f"no message of queue '{source.name}' in vhost '{vhost}' could be moved: {why}")
     return settled

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from core_log.files import MemoryFiles
 from routing.administration import administer
-from routing.errors import InvalidArgument, NotFound, NotImplementedYet
+from routing.errors import InvalidArgument, NotFound, NotImplementedYet, PreconditionFailed
 from tests.routing.harness import Engine, engine
 
 STREAM = {"x-queue-type": "stream"}
@@ -65,3 +68,63 @@ async def test_a_queue_does_not_become_a_stream() -> None:
         await ask(running, "queues.add", name="queue")
         with pytest.raises(NotImplementedYet, match=r"^queue 'queue' in vhost '/' cannot become a stream$"):
             await ask(running, "queues.alter", name="queue", arguments=STREAM)
+
+
+async def test_messages_are_moved_from_a_queue_with_a_single_active_consumer_once_that_holds_nothing() -> None:
+    async with engine(MemoryFiles()) as running:
+        await ask(running, "queues.add", name="q", arguments={"x-single-active-consumer": True})
+        await ask(running, "queues.add", name="d")
+        client = running.client()
+        await client.publish_safely("q", *range(5))
+        await client.consume("q", prefetch=1)
+        running.turn()
+        await running.until(lambda: len(client.deliveries) == 1)
+        done: list[dict[str, int]] = []
+
+        async def move() -> None:
+            done.append(await ask(running, "queues.move", source="q", destination="d", limit=3))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move)
+            await running.until(lambda: len(running.broker.topology.queues["q"].consumers) == 2)
+            client.ack(1)
+            running.turn()
+        assert done == [{"moved": 3, "left": 0}]
+        await running.until(lambda: len(client.deliveries) == 2)
+        assert [one.body for one in client.deliveries] == ["0", "4"]
+
+
+@pytest.mark.parametrize("arguments", [{"x-single-active-consumer": True}, {"x-group-by": "routing-key"}])
+async def test_who_cannot_move_anything_is_told_that_consumers_hold_messages(
+    arguments: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    async with engine(MemoryFiles()) as running:
+        await ask(running, "queues.add", name="q", arguments=arguments)
+        await ask(running, "queues.add", name="d")
+        client = running.client()
+        await client.publish_safely("q", *range(5))
+        await client.consume("q", prefetch=1)
+        running.turn()
+        await running.until(lambda: len(client.deliveries) == 1)
+        with pytest.raises(PreconditionFailed, match="could be moved: its consumers hold"):
+            await ask(running, "queues.move", source="q", destination="d")
+        client.ack(1)
+        running.turn()
+        await running.until(lambda: len(client.deliveries) == 2)
+
+
+async def test_a_move_ends_when_others_have_had_what_still_waited(autojump_clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await ask(running, "queues.add", name="q", arguments={"x-group-by": "routing-key"})
+        await ask(running, "queues.add", name="d")
+        client = running.client()
+        await client.publish_safely("q", *range(2))
+        await client.consume("q", prefetch=1)
+        running.turn()
+        await running.until(lambda: len(client.deliveries) == 1)
+        since_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(ask, running, "queues.move", source="q", destination="d"))
+            await running.until(lambda: len(running.broker.topology.queues["q"].consumers) == 2)
+            running.broker.topology.queues["q"].purge()
+        assert trio.current_time() - since_s < 2
