@@ -36,7 +36,7 @@ UNKNOWN = (None,) * len(Figures._fields)
 DELAYED = Figures._fields.index("delayed")
 
 
-async def figures_of(queues: Iterable[Queue]) -> dict[Queue, Figures]:
+async def figures_of(broker: Broker, queues: Iterable[Queue]) -> dict[Queue, Figures]:
     """The figures of queues; those are left out that another broker leads which does not say now."""
     found: dict[Queue, Figures] = {}
     elsewhere: defaultdict[Any, list[Queue]] = defaultdict(list)
@@ -49,16 +49,16 @@ async def figures_of(queues: Iterable[Queue]) -> dict[Queue, Figures]:
         async with trio.open_nursery() as nursery:
             for there in elsewhere.values():
                 for start in range(0, len(there), _ASKED_MAX):
-                    nursery.start_soon(_ask, there[start : start + _ASKED_MAX], found)
+                    nursery.start_soon(_ask, broker, there[start : start + _ASKED_MAX], found)
     return found
 
 
-async def _ask(queues: list[Queue], found: dict[Queue, Figures]) -> None:
+async def _ask(broker: Broker, queues: list[Queue], found: dict[Queue, Figures]) -> None:
     names = [[queue.vhost, queue.name] for queue in queues]
     told: list[list[int] | None] = []
     with trio.move_on_after(_PATIENCE_S):
         try:
-            told = await ask_leader(queues[0], "queues.figures", {"queues": names})
+            told = await ask_leader(broker, queues[0], "queues.figures", {"queues": names})
         except BrokerError:
             return
     found.update((queue, Figures(*figures)) for queue, figures in zip(queues, told) if figures is not None)
@@ -84,7 +84,7 @@ async def has_room(broker: Broker, user: str, name: str, sizes: list[int], vhost
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
     if queue.elsewhere:
-        return bool(await ask_leader(queue, "queues.has_room", {"name": name, "sizes": sizes, "vhost": vhost}))
+        return bool(await ask_leader(broker, queue, "queues.has_room", {"name": name, "sizes": sizes, "vhost": vhost}))
     return room(queue, list(map(range, sizes)))[0] == len(sizes)
 
 

@@ -11,7 +11,7 @@ import msgpack
 
 from routing.administration.operations import OPERATIONS, checked
 from routing.cluster.clients.remote_queue import RemoteQueue
-from routing.errors import NotImplementedYet
+from routing.errors import LedHere, NotImplementedYet
 from routing.message import NAME_ENCODING_ERRORS
 
 if TYPE_CHECKING:
@@ -69,7 +69,12 @@ def _unpacked(data: bytes) -> Any:
     return msgpack.unpackb(data, unicode_errors=NAME_ENCODING_ERRORS)
 
 
-async def ask_leader(queue: Queue, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Have an operation done where a queue is led. Raises what it raises there, and StorageUnavailable."""
+async def ask_leader(broker: Broker, queue: Queue, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Have an operation done where a queue is led, which may be here by then. Raises what it raises there, and
+    StorageUnavailable.
+    """
     assert isinstance(queue, RemoteQueue)
-    return await queue.command(name, arguments, repeat=name in REPEATABLE)
+    try:
+        return await queue.command(name, arguments, repeat=name in REPEATABLE)
+    except LedHere:
+        return await run_forwarded(broker, name, arguments)

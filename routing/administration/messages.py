@@ -210,7 +210,7 @@ async def peek(
         raise ResourceLocked(f"queue '{name}' in vhost '{vhost}' belongs to a connection alone")
     if queue.elsewhere:
         told = {"name": name, "vhost": vhost, "limit": limit, "bytes_max": bytes_max}
-        there: list[dict[str, Any]] = await ask_leader(queue, "queues.peek", told)
+        there: list[dict[str, Any]] = await ask_leader(broker, queue, "queues.peek", told)
         return there
     if queue.settings.view_of is not None:
         raise PreconditionFailed(f"'{name}' is a view: read its topic '{queue.settings.view_of}'")

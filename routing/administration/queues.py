@@ -43,7 +43,7 @@ async def list_queues(broker: Broker, user: str, vhost: str | None = None, start
     """
     everything = ((found, one) for found in vhosts_of(broker, vhost) for one in _sources(found))
     shown = list(page(everything, start))
-    figures = await figures_of(one for _, one in shown if isinstance(one, Queue))
+    figures = await figures_of(broker, (one for _, one in shown if isinstance(one, Queue)))
     rows = [
         _queue_row(found, one, figures.get(one)) if isinstance(one, Queue) else _stream_row(found, one)
         for found, one in shown
@@ -69,7 +69,7 @@ async def describe_queue(broker: Broker, user: str, name: str, vhost: str = "/")
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
     if queue.elsewhere:
-        told: dict[str, Any] = await ask_leader(queue, "queues.describe", {"name": name, "vhost": vhost})
+        told: dict[str, Any] = await ask_leader(broker, queue, "queues.describe", {"name": name, "vhost": vhost})
         return told
     row = _queue_row(found, queue, figures_here(queue))
     offset = first_waiting(queue)
@@ -192,7 +192,7 @@ async def move_messages(
         raise InvalidArgument("source and destination are the same queue")
     if queue.elsewhere:
         told = {"source": source, "destination": destination, "vhost": vhost, "limit": limit}
-        there: dict[str, int] = await ask_leader(queue, "queues.move", told)
+        there: dict[str, int] = await ask_leader(broker, queue, "queues.move", told)
         return there
     moved = await move(broker, vhost, queue, destination, min(limit, MOVED_MAX))
     if queue.deleted and not moved:
@@ -229,7 +229,7 @@ async def rewind_queue(
             "after": after,
             "before": before,
         }
-        there: dict[str, int] = await ask_leader(queue, "queues.rewind", told)
+        there: dict[str, int] = await ask_leader(broker, queue, "queues.rewind", told)
         return there
     end = queue.partition.next_offset if before is None else before
     done = await rewind(broker, queue, since_ms, after=after, before=end, limit=MOVED_MAX, dry_run=dry_run)
@@ -246,7 +246,7 @@ async def rewind_queue(
 async def count_delayed(broker: Broker, user: str, vhost: str | None = None, start: int = 0) -> dict[str, Any]:
     """Queues with delayed messages, and how many: None where another broker leads a queue, and does not say."""
     queues = [(found.name, queue) for found in vhosts_of(broker, vhost) for queue in found.queues.values()]
-    figures = await figures_of(queue for _, queue in queues)
+    figures = await figures_of(broker, (queue for _, queue in queues))
     rows = (
         (name, queue.name, delayed)
         for name, queue in queues
@@ -267,7 +267,7 @@ async def list_delayed(
     there = _queue(broker, vhost, queue, "delayed.list")
     if there.elsewhere:
         told = {"queue": queue, "vhost": vhost, "limit": limit, "start": start}
-        listed: dict[str, Any] = await ask_leader(there, "delayed.list", told)
+        listed: dict[str, Any] = await ask_leader(broker, there, "delayed.list", told)
         return listed
     found = islice(there.rules.delayed(), DELAYED_LOOKED_AT_MAX)
     earliest = nsmallest(max(min(limit, 1000), 0), found) if not start else []
@@ -284,7 +284,7 @@ async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: 
     """
     there = _queue(broker, vhost, queue, "delayed.cancel")
     if there.elsewhere:
-        await ask_leader(there, "delayed.cancel", {"queue": queue, "id": id, "vhost": vhost})
+        await ask_leader(broker, there, "delayed.cancel", {"queue": queue, "id": id, "vhost": vhost})
         return
     home = there.partition
     if home.refusal is not None:

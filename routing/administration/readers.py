@@ -37,7 +37,7 @@ async def ends(broker: Broker, user: str, name: str, vhost: str = "/") -> dict[s
         return {"topic": stream.topic.name, "end": 0, "ready": 0}
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
-        there: dict[str, Any] = await ask_leader(queue, "queues.ends", {"name": name, "vhost": vhost})
+        there: dict[str, Any] = await ask_leader(broker, queue, "queues.ends", {"name": name, "vhost": vhost})
         return there
     queue.require_led()
     end = await durable(broker, queue)
@@ -53,7 +53,7 @@ async def browse_queue(
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         told = {"name": name, "offset": offset, "before": before, "bytes_max": bytes_max, "vhost": vhost}
-        there: dict[str, Any] = await ask_leader(queue, "queues.browse", told)
+        there: dict[str, Any] = await ask_leader(broker, queue, "queues.browse", told)
         return there
     queue.require_led()
     return _shown(await browse(queue, max(offset, 0), before, _room(bytes_max)))
@@ -79,7 +79,7 @@ async def reserve(
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         told = {"name": name, "reader": reader, "position": position, "count": count, "lease_ms": lease_ms}
-        there: dict[str, int] = await ask_leader(queue, "queues.reserve", told | {"vhost": vhost})
+        there: dict[str, int] = await ask_leader(broker, queue, "queues.reserve", told | {"vhost": vhost})
         return there
     lease_ms = min(max(lease_ms, 1), broker.config.reader_lease_ms_max)
     found = reservations.reserve(queue, reader, position, count, lease_ms)
@@ -104,7 +104,7 @@ async def read_reserved(
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         told = {"name": name, "reader": reader, "position": position, "before": before, "bytes_max": bytes_max}
-        there: dict[str, Any] = await ask_leader(queue, "queues.reserved", told | {"vhost": vhost})
+        there: dict[str, Any] = await ask_leader(broker, queue, "queues.reserved", told | {"vhost": vhost})
         return there
     queue.require_led()
     found = (queue.reserved or {}).get(reader)
@@ -120,7 +120,7 @@ async def give_back(broker: Broker, user: str, name: str, reader: str, vhost: st
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         told = {"name": name, "reader": reader, "vhost": vhost}
-        there: int = await ask_leader(queue, "queues.give_back", told)
+        there: int = await ask_leader(broker, queue, "queues.give_back", told)
         return there
     queue.require_led()
     count = reservations.give_back(queue, reader)
@@ -141,7 +141,7 @@ async def lease(
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         told = {"name": name, "reader": reader, "offset": offset, "lease_ms": lease_ms, "vhost": vhost}
-        await ask_leader(queue, "queues.lease", told)
+        await ask_leader(broker, queue, "queues.lease", told)
         return
     queue.require_led()
     queue_lag.stand(broker, queue, reader, offset, min(lease_ms, broker.config.reader_lease_ms_max))

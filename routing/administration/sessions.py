@@ -94,7 +94,7 @@ def _unknown(client_id: str, vhost: str, more: str = "") -> NotFound:
 
 
 async def _rows(broker: Broker, sessions: list[_Found]) -> list[tuple[Any, ...]]:
-    figures = await figures_of(one.queue for _, one in sessions if one.queue is not None)
+    figures = await figures_of(broker, (one.queue for _, one in sessions if one.queue is not None))
     elsewhere = await _elsewhere(broker, sessions)
     return [_row(vhost, one, figures, elsewhere) for vhost, one in sessions]
 

@@ -30,7 +30,7 @@ def vhosts_of(broker: Broker, vhost: str | None) -> list[VirtualHost]:
 @operation("vhosts.list", tags=LOOKS)
 async def list_vhosts(broker: Broker, user: str, start: int = 0) -> dict[str, Any]:
     """All virtual hosts, with what is in them. Messages of queues do not count whose leader does not say."""
-    figures = await figures_of(broker.topology.all_queues())
+    figures = await figures_of(broker, broker.topology.all_queues())
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for vhost in broker.topology.vhosts.values():

@@ -271,7 +271,9 @@ class Control:
         """
         away = self._away(vhost, name)
         if away is not None:
-            await ask_leader(away, "queues.alter", {"name": name, "arguments": dict(changes), "vhost": vhost})
+            await ask_leader(
+                self._broker, away, "queues.alter", {"name": name, "arguments": dict(changes), "vhost": vhost}
+            )
             return
         topology = self.topology
         await topology.change(lambda: plans.alter_queue(topology.vhost(vhost), name, changes, owner))
@@ -328,7 +330,7 @@ class Control:
         away = self._away(vhost, name)
         if away is not None:
             told = {"name": name, "vhost": vhost, "if_unused": if_unused, "if_empty": if_empty}
-            count: int = await ask_leader(away, "queues.delete", told)
+            count: int = await ask_leader(self._broker, away, "queues.delete", told)
             return count
         stream = topology.vhost(vhost).streams.get(name)
         if stream is not None:
@@ -407,7 +409,7 @@ class Control:
             for operation, some in (("queues.bind", new), ("queues.unbind", gone)):
                 for pattern, arguments in some:
                     said = {"exchange": exchange, "pattern": pattern, "syntax": syntax, "arguments": arguments or {}}
-                    await ask_leader(away, operation, {"name": name, "vhost": vhost, **said})
+                    await ask_leader(self._broker, away, operation, {"name": name, "vhost": vhost, **said})
             return
         come, go = (
             [Binding.make(exchange, destination, pattern, arguments, syntax) for pattern, arguments in some]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from routing.administration.operations import administer
 from routing.errors import InvalidArgument, LimitExceeded, StorageUnavailable
@@ -130,3 +131,28 @@ async def test_what_is_moved_to_a_queue_that_ends_with_another_broker_goes_there
                 await trio.sleep(0.001)
         assert done == {"moved": 60, "left": 0}
         assert not two.topology.queues["other"].message_count
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        ("queues.move", {"source": "a", "destination": "b"}),
+        ("queues.peek", {"name": "a"}),
+        ("queues.describe", {"name": "a"}),
+        ("queues.alter", {"name": "a", "arguments": {"x-max-length": 5}}),
+        ("delayed.list", {"queue": "a"}),
+    ],
+)
+async def test_what_is_asked_while_nobody_leads_is_done_by_who_was_asked_once_he_leads(
+    operation: str, said: dict[str, Any]
+) -> None:
+    async with town_of(1, 2, stripes=1, leader=1) as town:
+        one, two = town.nodes[1].broker, town.nodes[2].broker
+        for name in ("a", "b"):
+            await one.declare_queue(name, durable=True)
+        town.lead(0, None)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(administer, two, "guest", operation, said)
+                await trio.testing.wait_all_tasks_blocked()
+                town.lead(0, 2)
