@@ -81,8 +81,8 @@ class LedWills(Wills):
         elif what == "erase":
             self._change(key, there, None, also)
         elif rest[1] <= 0:
-            self._forget(key, there)
             self._decide_now(key, there, also)
+            self._forget(key, there)
         else:
             self._change(key, there, there._replace(due_at_ms=self._broker.clock.now_ms() + rest[1]), also)
         self._positions[process] = position + 1
@@ -90,11 +90,11 @@ class LedWills(Wills):
     def _is_back(self, key: bytes, will: Will, also: Sequence[tuple[bytes, bytes | None]], *, afresh: bool) -> None:
         waits = key in self._waiting and key not in self._of_before
         is_due = key in self._undecided
-        self._forget(key, will)
         if is_due or (afresh and waits):
             self._decide_now(key, will, also)
         else:
             self._store.put_all([*also, (key, None)])
+        self._forget(key, will)  # not before it is written: else it would not be waited for when this is said again
 
     def _change(
         self, key: bytes, before: Will | None, will: Will | None, also: Sequence[tuple[bytes, bytes | None]]

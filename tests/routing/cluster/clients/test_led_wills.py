@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from trio.testing import MockClock
 
+from core_log.errors import LogUnavailable
 from core_log.memory_files import MemoryFiles
 from routing.broker import open_broker
 from routing.cluster.clients import led_wills
@@ -66,4 +67,31 @@ async def test_an_owner_is_back_before_who_leads_may_write_again(clock: MockCloc
         found = broker.retained.get("/", "t")
         assert found is not None
         assert found.body == b"second"
+        keeping.is_over = True
+
+
+@pytest.mark.parametrize("delay_ms", [0, 60_000])
+async def test_what_the_log_refuses_means_the_same_when_it_is_said_again(delay_ms: int) -> None:
+    """A delayed will whose owner came back afresh was dropped; and one that was to be sent was not published any more
+    when the broker that had said so was gone before it said so again.
+    """
+    async with open_broker(MemoryFiles()) as broker:
+        store = broker.retained._store
+        keeping: Any = SimpleNamespace(retained=broker.retained, is_over=False, may_write=True)
+        wills = LedWills(broker, store, cast("Any", keeping), 0)
+        will = Will("guest", "amq.topic", "t", b"", None, b"gone", holder=(2, PROCESS, 1))
+        said: list[tuple[Any, ...]] = [("keep", "device", tuple(will)), ("send", "device", (2, PROCESS, 1), delay_ms)]
+        if delay_ms:
+            said.append(("returned", "device", True))
+        for position, fields in enumerate(said[:-1]):
+            wills.take(PROCESS, position, "/", fields)
+        store.log.error = OSError("the disk refuses")
+        with pytest.raises(LogUnavailable):
+            wills.take(PROCESS, len(said) - 1, "/", said[-1])
+        store.log.error = None
+        assert len(wills._waiting) + len(wills._holders) == 1
+        wills.take(PROCESS, len(said) - 1, "/", said[-1])
+        assert len(wills._open) == 1
+        assert not wills._waiting
+        assert not wills._holders
         keeping.is_over = True
