@@ -70,9 +70,8 @@ class CompactionState(msgspec.Struct):
     def passed(self, end: int, epochs: LeaderEpochs, now_ms: int, retention_ms: int) -> None:
         """A pass is over that has compacted all below `end`."""
         epoch = max((one for one, first in epochs.entries if first < end), default=epochs.latest)
-        before = [
-            one._replace(time_ms=min(one.time_ms, now_ms)) for one in self.passes
-        ]  # the clock may have been ahead
+        # The clock may have been ahead.
+        before = [one._replace(time_ms=min(one.time_ms, now_ms)) for one in self.passes]
         old = [one for one in before if now_ms - one.time_ms >= retention_ms][-1:]
         rest = [one for one in before if now_ms - one.time_ms < retention_ms]
         apart_ms = retention_ms // _PASSES_MAX

@@ -425,7 +425,6 @@ class _Publisher:
 
     def _await(self, decision: Decision, places: Sequence[_Place]) -> None:
         """It is in its queues, and in memory until the disk takes it: it is not published once more."""
-
         broker = self._session.broker
 
         def done(error: StorageUnavailable | None) -> None:

@@ -181,10 +181,7 @@ class Route:
         if found is None:
             if len(self._avoiding) >= _AVOIDING_MAX:
                 self._avoiding.clear()
-            left = [queue for queue in self.queues if queue not in queues]
-            found = Route(left, self.topics, delayed=self.delayed, once_in_ms=self._once_in_ms)
-            if self._instead:
-                found = found._waiting_at(self._instead)
+            found = self._to([queue for queue in self.queues if queue not in queues], self.topics)
             self._avoiding[queues] = found
         return found
 
@@ -193,10 +190,8 @@ class Route:
         but for those that it chooses itself.
         """
         if self._here is None:
-            queues = [
-                queue for queue in self.queues if not queue.partition.durable and queue not in self._divided
-            ]  # fmt: skip
-            self._here = Route(queues, [], delayed=self.delayed, once_in_ms=self._once_in_ms)
+            own = [queue for queue in self.queues if not queue.partition.durable and queue not in self._divided]
+            self._here = self._to(own, [])
         return self._here
 
     def as_new(self) -> Route:
@@ -204,10 +199,7 @@ class Route:
         if not self.remembering:
             return self
         if self._as_new is None:
-            self._as_new = Route(
-                self.queues, self.topics, delayed=self.delayed, histories=self.histories,
-                once_in_ms=NO_DUPLICATES, divided=self._divided,
-            )  # fmt: skip
+            self._as_new = self._to(self.queues, self.topics, histories=self.histories, once_in_ms=NO_DUPLICATES)
         return self._as_new
 
     def with_copies(self, copies: Sequence[str]) -> Route:
@@ -215,16 +207,29 @@ class Route:
         if not any(isinstance(topic, Elsewhere) for topic in self.topics):
             return self
         topics = [topic.with_copies(copies) if isinstance(topic, Elsewhere) else topic for topic in self.topics]
-        return Route(
-            self.queues, topics, delayed=self.delayed, histories=self.histories, once_in_ms=self._once_in_ms,
+        return self._to(self.queues, topics, histories=self.histories)
+
+    def _to(
+        self,
+        queues: list[Queue],
+        topics: Sequence[Topic | Elsewhere],
+        *,
+        delayed: bool = False,
+        histories: tuple[RecentHistoryMatcher, ...] = (),
+        once_in_ms: int | None = None,
+    ) -> Route:
+        """One like this that leads to these alone."""
+        if once_in_ms is None:
+            once_in_ms = self._once_in_ms
+        found = Route(
+            queues, topics, delayed=delayed or self.delayed, histories=histories, once_in_ms=once_in_ms,
             divided=self._divided,
         )  # fmt: skip
+        return found._waiting_at(self._instead) if self._instead else found
 
     def _deliver_divided(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         heeding = frozenset(self._heeding)
-        later = Route(self._heeding, [], delayed=True, once_in_ms=self._once_in_ms)
-        if self._instead:
-            later = later._waiting_at(self._instead)
+        later = self._to(self._heeding, [], delayed=True)
         return later.deliver(slab) + self.avoiding(heeding).deliver(undelayed(slab))
 
     def _pass_on(self, slab: Slab, facts: int) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import trio
 from trio.testing import MockClock
 
 from gateway.config import WebSocketConfig
+from gateway.outbox import SocketOutbox
 from protocols.sansio import Outbox
 from tests.gateway.shell import EchoAdapter, open_door, receive_all, receive_exactly, until
 from tests.gateway.test_websocket import UPGRADE
@@ -144,7 +147,11 @@ class Talkative(KeepAlive):
         self.deadline_s = now + self.patience_s
 
 
-async def test_who_takes_slowly_what_waits_for_him_is_not_silent(mock_clock: MockClock) -> None:
+@asynccontextmanager
+async def talking(
+    clock: MockClock,
+) -> AsyncIterator[tuple[Talkative, trio.SocketStream, SocketOutbox, Callable[[], None]]]:
+    """One that has been told too much: its client, its outbox, and what makes its timer due."""
     async with open_door(Talkative) as door, await door.connect(receive_bytes=4096) as client:
         adapter = await door.adapter()
         assert isinstance(adapter, Talkative)
@@ -153,14 +160,19 @@ async def test_who_takes_slowly_what_waits_for_him_is_not_silent(mock_clock: Moc
         (connection,) = door.shell.connections
 
         def come_due() -> None:
-            mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
+            clock.jump(adapter.deadline_s - clock.current_time() + 0.01)
             connection._timer_fired()
 
-        while not connection.outbox.moved:
+        yield adapter, client, connection.outbox, come_due
+
+
+async def test_who_takes_slowly_what_waits_for_him_is_not_silent(mock_clock: MockClock) -> None:
+    async with talking(mock_clock) as (adapter, client, outbox, come_due):
+        while not outbox.moved:
             await receive_exactly(client, 65536)
         come_due()
         come_due()
-        while not connection.outbox.moved:
+        while not outbox.moved:
             await receive_exactly(client, 65536)
         come_due()
         assert adapter.excused == [True, False, True]
@@ -168,18 +180,12 @@ async def test_who_takes_slowly_what_waits_for_him_is_not_silent(mock_clock: Moc
 
 async def test_who_speaks_while_he_is_not_read_from_is_not_silent(mock_clock: MockClock) -> None:
     """The kernel has megabytes to send: of what a slow peer takes nothing is seen here for long."""
-    async with open_door(Talkative) as door, await door.connect(receive_bytes=4096) as client:
-        adapter = await door.adapter()
-        assert isinstance(adapter, Talkative)
-        await client.send_all(b"1")
-        await receive_exactly(client, 1)
-        (connection,) = door.shell.connections
+    async with talking(mock_clock) as (adapter, client, outbox, come_due):
         for heartbeat in (b"2", b"", b"3"):
-            connection.outbox.moved = False
+            outbox.moved = False
             if heartbeat:
                 client.socket._sock.send(heartbeat)  # type: ignore[attr-defined]
-            mock_clock.jump(adapter.deadline_s - mock_clock.current_time() + 0.01)
-            connection._timer_fired()
+            come_due()
         assert adapter.excused == [True, False, True]
 
 

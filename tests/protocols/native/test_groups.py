@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -440,22 +440,31 @@ async def test_what_a_cancelled_call_did_not_finish_is_done_by_the_next(protocol
             nursery.cancel_scope.cancel()
 
 
+def group_looked_after(
+    monkeypatch: pytest.MonkeyPatch, by: Callable[[], Running], moved_from: Running | None = None
+) -> None:
+    """Brokers say that this one looks after groups; where these have `moved_from` offsets are refused."""
+
+    async def find(door: GroupDoor, request: wire_groups.FindCoordinator) -> wire.Reply:
+        host, _, port = by().server.rpartition(":")
+        return wire_groups.FindCoordinatorReply(request.correlation_id, 7, host, int(port))
+
+    async def offsets(door: GroupDoor, request: wire_groups.FetchGroupOffsets) -> wire.Reply:
+        if moved_from is not None and door.broker is moved_from.broker:
+            raise NotCoordinator("it has moved")
+        return wire_groups.FetchGroupOffsetsReply(request.correlation_id, [])
+
+    monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FindCoordinator, find)
+    monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FetchGroupOffsets, offsets)
+
+
 async def test_a_member_does_not_wait_for_a_broker_that_stands_still_while_another_has_taken_the_group_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with group_broker() as asked, group_broker() as first, group_broker() as second:
         await fill(asked, "t", 1, 3)
         looks_after = first
-
-        async def find(door: GroupDoor, request: wire_groups.FindCoordinator) -> wire.Reply:
-            host, _, port = looks_after.server.rpartition(":")
-            return wire_groups.FindCoordinatorReply(request.correlation_id, 7, host, int(port))
-
-        async def offsets(door: GroupDoor, request: wire_groups.FetchGroupOffsets) -> wire.Reply:
-            return wire_groups.FetchGroupOffsetsReply(request.correlation_id, [])
-
-        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FindCoordinator, find)
-        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FetchGroupOffsets, offsets)
+        group_looked_after(monkeypatch, lambda: looks_after)
         monkeypatch.setattr(first.broker.groups, "join", lambda group, joining, answer: None)
         monkeypatch.setattr(coordinators, "_LOOK_S", 0.01)
         async with member(asked) as consumer:
@@ -470,18 +479,7 @@ async def test_a_member_that_waits_for_its_generation_goes_on_when_another_reque
     async with group_broker() as asked, group_broker() as first, group_broker() as second:
         await fill(asked, "t", 1, 3)
         looks_after = first
-
-        async def find(door: GroupDoor, request: wire_groups.FindCoordinator) -> wire.Reply:
-            host, _, port = looks_after.server.rpartition(":")
-            return wire_groups.FindCoordinatorReply(request.correlation_id, 7, host, int(port))
-
-        async def offsets(door: GroupDoor, request: wire_groups.FetchGroupOffsets) -> wire.Reply:
-            if door.broker is first.broker:
-                raise NotCoordinator("it has moved")
-            return wire_groups.FetchGroupOffsetsReply(request.correlation_id, [])
-
-        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FindCoordinator, find)
-        monkeypatch.setitem(adapter._GROUP_HANDLERS, wire_groups.FetchGroupOffsets, offsets)
+        group_looked_after(monkeypatch, lambda: looks_after, moved_from=first)
         monkeypatch.setattr(first.broker.groups, "join", lambda group, joining, answer: None)  # it waits for others
         async with member(asked) as consumer:
             assert await consumer.poll(100) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,7 @@ from trio.testing import MockClock
 from core_log.files import MemoryFiles
 from routing.administration import administer
 from routing.errors import InvalidArgument, NotFound, NotImplementedYet, PreconditionFailed
-from tests.routing.harness import Engine, engine, passing
+from tests.routing.harness import Client, Engine, engine, passing
 
 STREAM = {"x-queue-type": "stream"}
 
@@ -70,15 +72,26 @@ async def test_a_queue_does_not_become_a_stream() -> None:
             await ask(running, "queues.alter", name="queue", arguments=STREAM)
 
 
-async def test_messages_are_moved_from_a_queue_with_a_single_active_consumer_once_that_holds_nothing() -> None:
+SINGLE_ACTIVE = {"x-single-active-consumer": True}
+BY_ROUTING_KEY = {"x-group-by": "routing-key"}
+
+
+@asynccontextmanager
+async def held_queue(arguments: dict[str, Any], count: int) -> AsyncIterator[tuple[Engine, Client]]:
+    """A queue `q` with so many messages, of which a consumer has got the first, and a queue `d`."""
     async with engine(MemoryFiles()) as running:
-        await ask(running, "queues.add", name="q", arguments={"x-single-active-consumer": True})
+        await ask(running, "queues.add", name="q", arguments=arguments)
         await ask(running, "queues.add", name="d")
         client = running.client()
-        await client.publish_safely("q", *range(5))
+        await client.publish_safely("q", *range(count))
         await client.consume("q", prefetch=1)
         running.turn()
         await running.until(lambda: len(client.deliveries) == 1)
+        yield running, client
+
+
+async def test_messages_are_moved_from_a_queue_with_a_single_active_consumer_once_that_holds_nothing() -> None:
+    async with held_queue(SINGLE_ACTIVE, 5) as (running, client):
         done: list[dict[str, int]] = []
 
         async def move() -> None:
@@ -94,18 +107,11 @@ async def test_messages_are_moved_from_a_queue_with_a_single_active_consumer_onc
         assert [one.body for one in client.deliveries] == ["0", "4"]
 
 
-@pytest.mark.parametrize("arguments", [{"x-single-active-consumer": True}, {"x-group-by": "routing-key"}])
+@pytest.mark.parametrize("arguments", [SINGLE_ACTIVE, BY_ROUTING_KEY])
 async def test_who_cannot_move_anything_is_told_that_consumers_hold_messages(
     arguments: dict[str, Any], clock: MockClock
 ) -> None:
-    async with engine(MemoryFiles()) as running:
-        await ask(running, "queues.add", name="q", arguments=arguments)
-        await ask(running, "queues.add", name="d")
-        client = running.client()
-        await client.publish_safely("q", *range(5))
-        await client.consume("q", prefetch=1)
-        running.turn()
-        await running.until(lambda: len(client.deliveries) == 1)
+    async with held_queue(arguments, 5) as (running, client):
         refused: list[PreconditionFailed] = []
 
         async def move() -> None:
@@ -125,16 +131,8 @@ async def test_who_cannot_move_anything_is_told_that_consumers_hold_messages(
 
 
 async def test_a_move_ends_when_others_have_had_what_still_waited(clock: MockClock) -> None:
-    async with engine(MemoryFiles()) as running:
-        await ask(running, "queues.add", name="q", arguments={"x-group-by": "routing-key"})
-        await ask(running, "queues.add", name="d")
-        client = running.client()
-        await client.publish_safely("q", *range(2))
-        await client.consume("q", prefetch=1)
-        running.turn()
-        await running.until(lambda: len(client.deliveries) == 1)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(ask, running, "queues.move", source="q", destination="d"))
-            await running.until(lambda: len(running.broker.topology.queues["q"].consumers) == 2)
-            running.broker.topology.queues["q"].purge()
-            await passing(clock, 1)
+    async with held_queue(BY_ROUTING_KEY, 2) as (running, _), trio.open_nursery() as nursery:
+        nursery.start_soon(partial(ask, running, "queues.move", source="q", destination="d"))
+        await running.until(lambda: len(running.broker.topology.queues["q"].consumers) == 2)
+        running.broker.topology.queues["q"].purge()
+        await passing(clock, 1)
