@@ -83,7 +83,7 @@ class Consumer:
 
     __slots__ = (
         "context", "exclusive", "level", "no_ack", "number", "outstanding", "passed", "prefetch", "priority", "queue",
-        "session", "tag", "timeout_ms",
+        "refused", "session", "tag", "timeout_ms",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +117,8 @@ class Consumer:
         self.context: Any = context
         self.passed: Passed | None = None
         """Whose messages those are that it is given past the queue: what it has not settled ends with it."""
+        self.refused: BrokerError | None = None
+        """Why it was cancelled, where its queue is there but is not to be consumed by it any more."""
 
     @property
     def queue_name(self) -> str:

@@ -420,7 +420,7 @@ class MqttAdapter:
     def cancelled(self, consumer: Consumer) -> None:
         """Somebody deleted the queue, or it is another connection's: end this one rather than go silent."""
         if self._lasting is not None and consumer.queue_name == self._lasting.name:
-            if self._lasting.queue is not None:
+            if consumer.refused is not None:
                 self.end("another connection has the queue of the client", code=ReasonCode.SESSION_TAKEN_OVER)
                 return
             self.connect.session_expiry_s = 0  # the session has ended: the will does not wait any more

@@ -183,7 +183,8 @@ class Queue:
         consumer.queue = self
         try:
             self.attach(consumer, {})
-        except BrokerError:
+        except BrokerError as error:
+            consumer.refused = error
             consumer.session.queue_gone(consumer)
         self.wake()
 

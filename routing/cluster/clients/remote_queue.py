@@ -213,9 +213,10 @@ class RemoteQueue(Queue):
     async def _attach_again(self, consumer: Consumer) -> None:
         try:
             attachment = await self._forwarding.consume(self, consumer, patient=True)
-        except BrokerError:
+        except BrokerError as error:
             if consumer in self._by_consumer:
                 self.detach(consumer)
+                consumer.refused = None if isinstance(error, NotFound) else error
                 consumer.session.queue_gone(consumer)
                 self._forwarding.want_turn()
             return

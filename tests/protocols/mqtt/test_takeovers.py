@@ -126,3 +126,19 @@ async def test_who_asks_again_for_a_client_waits_for_what_it_had_said_as_who_ask
         with trio.fail_after(5):
             while len(answered) < 2:
                 await trio.sleep(0.002)
+
+
+async def test_who_hears_first_from_the_leader_that_its_queue_is_gone_is_told_so() -> None:
+    """Its own broker does not know yet that the session was deleted."""
+    async with town() as found:
+        former = await begun_5(found.nodes[FORMER])
+        queue = found.nodes[FORMER].broker.topology.queues["mqtt.device"]
+        served = found.nodes[LEADER].broker.topology.queues["mqtt.device"]
+        with trio.fail_after(5):
+            while not served.consumers:
+                await trio.sleep(0.002)
+        forwarding = found.nodes[FORMER].engine.forwarding
+        (number,) = [number for number, one in forwarding.numbers.items() if one is queue]
+        forwarding.over(number, queue_is_gone=True)
+        assert (await former.hears(0xE0))[0] == ReasonCode.ADMINISTRATIVE_ACTION
+        assert found.nodes[FORMER].broker.topology.queues["mqtt.device"] is queue
