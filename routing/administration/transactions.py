@@ -25,18 +25,28 @@ _COLUMNS = (
 
 @operation("transactions.list", tags=LOOKS)
 async def list_transactions(broker: Broker, user: str, only_open: bool = True, start: int = 0) -> dict[str, Any]:
-    """Transactional ids with a transaction that has not ended, or all, whoever looks after them: up to a thousand of
-    each broker. Raises StorageUnavailable if one of them does not answer.
+    """Transactional ids with a transaction that has not ended, or all, whoever looks after them. Raises
+    StorageUnavailable if one of the brokers does not answer.
     """
     own = 0 if broker.cluster is None else broker.cluster.broker_id
     found = [(own, *one) for one in listed(broker, only_open=only_open)]
     for other in sorted(_others(broker)):
         try:
-            answer = await broker.coordinator.endings.ask(other, ListIds(only_open))
-            found += [(other, *one) for one in ids_of(answer)]
+            found += [(other, *one) for one in (await _those_of(broker, other, only_open)).items()]
         except (BrokerError, LogTransactionError, msgspec.MsgspecError) as error:
             raise StorageUnavailable(f"broker {other} does not say which transactions it has: {error}") from None
     return table(_COLUMNS, _rows(found, broker.clock.now_ms()), start)
+
+
+async def _those_of(broker: Broker, other: int, only_open: bool) -> dict[str, IdState]:
+    found: dict[str, IdState] = {}
+    after: str | None = ""
+    while after is not None:
+        answer = ids_of(await broker.coordinator.endings.ask(other, ListIds(only_open, after)))
+        more = {name: state for name, state in answer if name not in found}  # an older broker says the same again
+        found |= more
+        after = max(more, default=None)
+    return found
 
 
 def _rows(found: list[tuple[int, str, IdState]], now_ms: int) -> Iterator[tuple[Any, ...]]:

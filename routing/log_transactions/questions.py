@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterator
+from heapq import nsmallest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +15,7 @@ from routing.log_transactions.state import IdState
 if TYPE_CHECKING:
     from routing.broker import Broker
 
-ROWS_MAX = 1000
+ROWS_MAX = 10_000
 
 
 class _Question(msgspec.Struct, array_like=True):
@@ -46,9 +48,12 @@ class EndOffsets(_Question, tag="end_offsets"):
 
 
 class ListIds(_Question, tag="list"):
-    """The transactional ids that the receiver looks after: (name, state), at most `ROWS_MAX`."""
+    """The transactional ids that the receiver looks after whose names come after one: (name, state), by name and at
+    most `ROWS_MAX`.
+    """
 
     only_open: bool
+    after: str = ""
 
 
 class GiveUp(_Question, tag="give_up"):
@@ -80,16 +85,17 @@ async def answer_to(broker: Broker, question: Question) -> Any:
         ending = question.ending
         await broker.offsets.end_pending(question.group, ending.producer_id, committed=ending.committed)
     elif isinstance(question, ListIds):
-        return listed(broker, only_open=question.only_open)
+        found = (one for one in listed(broker, only_open=question.only_open) if one[0] > question.after)
+        return nsmallest(ROWS_MAX, found, key=itemgetter(0))
     else:
         return await coordinator.give_up(question.name)
     return None
 
 
-def listed(broker: Broker, *, only_open: bool) -> list[tuple[str, IdState]]:
+def listed(broker: Broker, *, only_open: bool) -> Iterator[tuple[str, IdState]]:
     """Those that are looked after here, with a transaction that is not complete or all."""
     found = broker.coordinator.known()
-    return list(islice((one for one in found if one[1].is_open or one[1].is_prepared or not only_open), ROWS_MAX))
+    return (one for one in found if one[1].is_open or one[1].is_prepared or not only_open)
 
 
 def ids_of(body: bytes) -> list[tuple[str, IdState]]:

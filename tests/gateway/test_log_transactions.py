@@ -15,6 +15,7 @@ from core_log.record_batch import iterate_records
 from gateway.etcd_process import EtcdProcess
 from routing.administration import administer
 from routing.broker import Broker
+from routing.log_transactions import questions
 from routing.log_transactions.errors import (
     NotTransactionCoordinator,
     ProducerFenced,
@@ -30,6 +31,7 @@ from tests.support.transactional import transactional
 
 TOPIC, GROUP = "t", "g"
 PARTITIONS = 6
+OTHERS = [f"other-{number}" for number in range(8)]
 
 
 class Town:
@@ -102,7 +104,7 @@ class Town:
 
 
 async def test_a_transaction_is_ended_everywhere_whoever_leads_and_whoever_goes(
-    etcd: EtcdProcess, tmp_path: Path
+    etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with three(etcd, tmp_path, "producers") as (_, brokers):
         town = Town(brokers)
@@ -129,6 +131,9 @@ async def test_a_transaction_is_ended_everywhere_whoever_leads_and_whoever_goes(
         known = await town.all()[0].offsets.fetch(GROUP)
         assert known == {(TOPIC, 0): Committed(7)}
 
+        for other in OTHERS:  # several at each broker
+            await town.ask(other, "begin", 60_000, None, "u@here")
+
         # The coordinator goes in the middle of the next one.
         name, producer = "commits", producers["commits"]
         await town.ask(name, "add", *producer, "u@here", partitions=places[:2])
@@ -137,6 +142,10 @@ async def test_a_transaction_is_ended_everywhere_whoever_leads_and_whoever_goes(
         assert [(row[0], row[1], row[2], row[7]) for row in rows] == [
             (name, "Ongoing", "u@here", [f"{TOPIC}-0", f"{TOPIC}-1"])
         ]
+        monkeypatch.setattr(questions, "ROWS_MAX", 1)  # what one answer may have
+        for broker in town.all():
+            rows = (await administer(broker, "guest", "transactions.list", {"only_open": False}))["rows"]
+            assert [row[0] for row in rows] == ["aborts", "commits", *OTHERS]
         first = town.coordinator(name)
         (number,) = [number for number, one in brokers.items() if one.server.broker is first]
         await brokers[number].stop()
