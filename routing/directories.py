@@ -50,6 +50,16 @@ def topic_directory(name: str, index: int, uid: str = "") -> str:
     return f"{TOPICS}/{name}-{index}.{uid}" if uid else f"{TOPICS}/{name}-{index}"
 
 
+def logs_in(files: Files, room: str) -> Iterator[str]:
+    """The names of the directories of logs; what else was put beside them stays there. Raises OSError."""
+    for name in files.list(room):
+        try:
+            files.list(f"{room}/{name}")
+        except NotADirectoryError:
+            continue
+        yield name
+
+
 def require_undamaged(files: Files, directory: str, *, accept_damage: bool) -> None:
     """Look at a store before it is opened: rule 3. Raises LogDamaged, OSError."""
     damage = find_damage(files, directory)
@@ -84,7 +94,7 @@ def lacking(files: Files, catalog_end: int, entries: Iterable[tuple[Sequence[Any
 
 def _without_catalog(files: Files) -> Iterator[str]:
     for room in (HOMES, TOPICS):
-        for name in files.list(room):
+        for name in logs_in(files, room):
             if not _is_empty(files, f"{room}/{name}"):
                 yield f"{CATALOG} is missing or empty, and {room}/{name} is not"
                 return
@@ -166,7 +176,7 @@ def tidy_topics(files: Files, known: Collection[str], *, with_ids: bool = False)
     if noted:
         forget_deletion(files, [directory for directory in noted if directory in known])
         remove_noted(files, gone)
-    for name in files.list(TOPICS):
+    for name in logs_in(files, TOPICS):
         directory = f"{TOPICS}/{name}"
         if directory in known:
             continue

@@ -19,7 +19,7 @@ from core_log.errors import CorruptBatch
 from core_log.files import Files
 from core_log.segment_names import LOG_SUFFIX, effective
 from routing.cluster.metadata.identity import load_identity
-from routing.directories import CATALOG, HOMES, TOPICS, lacking
+from routing.directories import CATALOG, HOMES, TOPICS, lacking, logs_in
 from routing.queues.homes.checkpoints import decode_checkpoint
 from routing.stored_topics import open_stored, stored_catalog
 from routing.topology.catalog import unpack_entry
@@ -53,13 +53,13 @@ def whose(files: Files) -> str:
 def verify_logs(files: Files) -> Iterator[Verified]:
     """Look at one log after the other; blocks. Raises OSError."""
     for room in _STORES:
-        for name in files.list(room):
+        for name in logs_in(files, room):
             yield _verify(files, f"{room}/{name}", is_store=True)
-    for name in files.list(HOMES):
+    for name in logs_in(files, HOMES):
         found = _verify(files, f"{HOMES}/{name}")
         found.problems.extend(_faults_of_checkpoint(files, found))
         yield found
-    for name in files.list(TOPICS):
+    for name in logs_in(files, TOPICS):
         found = _verify(files, f"{TOPICS}/{name}")
         found.problems.extend(_faults_of_compaction(files, found))
         yield found

@@ -186,3 +186,15 @@ async def test_what_compaction_leaves_is_whole(tmp_path: Path) -> None:
     segment.write_bytes(bytes(changed[:80]) + bytes([changed[80] ^ 1]) + bytes(changed[81:]))
     (directory / "topics/t-0/compacted").write_bytes(b"nonsense")
     assert problems(directory) == ["topics/t-0/compacted is damaged"]
+
+
+async def test_files_that_somebody_put_beside_the_logs_are_none(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    await fill(directory)
+    strangers = [directory / room / ".DS_Store" for room in ("", "topics", "queues", "offsets")]
+    for one in strangers:
+        one.write_bytes(b"somebody's")
+    assert problems(directory) == []
+    async with engine(OsFiles(directory)) as running:
+        assert set(running.broker.topics) == {"t"}
+    assert [one.read_bytes() for one in strangers] == [b"somebody's"] * 4

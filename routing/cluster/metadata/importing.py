@@ -56,7 +56,7 @@ from routing.cluster.metadata.records import (
     encode,
     importing,
 )
-from routing.directories import TOPICS, topic_directory
+from routing.directories import TOPICS, logs_in, topic_directory
 from routing.directories import TRANSACTIONS as OWN_TRANSACTIONS
 from routing.topics.topic_config import replication
 from routing.topology.catalog import Catalog
@@ -282,7 +282,7 @@ class Import:
 def _begin(files: Files, identity: Identity) -> None:
     """Note the import, when all that the stop has said of the logs is durable. Raises OSError."""
     for room in (_HOMES, TOPICS, _OFFSET_LOGS, _RETAINED_LOGS, "catalog", "transactions"):
-        for name in files.list(room):
+        for name in logs_in(files, room):
             files.sync_directory(f"{room}/{name}")
     save_identity(files, identity)
 
