@@ -175,7 +175,8 @@ def _read(log: PartitionLog, state: CompactionState, limits: CompactionLimits, p
     keys = read_key_map(log, dirt.first, end, found, limits.memory_bytes_max, limits.decompressed_bytes_max, pause)
     before = state.tombstones_before(now_ms, log.config.delete_retention_ms)
     since_ms = now_ms - limits.producer_ms
-    kept = Filter(keys, found, before, since_ms, limits.decompressed_bytes_max, keys.has_tombstones)
+    ends = {log.log_end_offset, *(first for _, first in log.epochs.entries.copy())}
+    kept = Filter(keys, found, before, since_ms, limits.decompressed_bytes_max, ends, keys.has_tombstones)
     is_empty = keys.end <= dirt.first and not (state.tombstones and before > state.tombstones_dropped_before)
     return _Work(kept, bool(found.last_data or found.decided), is_empty)
 

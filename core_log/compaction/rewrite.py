@@ -4,16 +4,17 @@
    codec, its headers and its place: what stays are the bytes of the records, moved together. Its largest timestamp is
    that of a record that is still there.
 2. Of a batch of which nothing stays there is nothing left, unless it is the last of a producer that may come back:
-   then its header stays, and says which sequence number is next.
+   then its header stays, and says which sequence number is next. Or the last of an epoch: a replica that is made from
+   what is left would take the records of an epoch of which it has nothing for records that its leader does not have.
 3. A tombstone stays until a pass has dropped all that was before it, and `delete_retention_ms` have passed since.
 4. A control batch that says "committed" goes like a tombstone, once no data of its transaction is there. One that says
-   "aborted" stays: readers who are told of the transaction wait for it.
+   "aborted" stays: readers who are told of the transaction wait for it. So does the last of an epoch.
 5. Nothing is written as long as nothing has changed. A single segment in which nothing changes stays what it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import compress as compressed_by
 from typing import NamedTuple
@@ -54,6 +55,8 @@ class Filter:
     producers_since_ms: int
     """Producers that have sent nothing since are forgotten."""
     decompressed_bytes_max: int
+    epoch_ends: Collection[int]
+    """Where epochs end, and the log."""
     tombstones_left: bool = False
     """There are some that will have to go."""
     dropped_records: int = 0
@@ -63,7 +66,7 @@ class Filter:
     def keep(self, header: BatchHeader, batch: bytes) -> bytes:
         """What is left of a batch: the same object if all of it is; nothing if it is empty."""
         if header.is_control:
-            return batch if self._keeps_control(header) else b""
+            return batch if self._keeps_control(header) or header.next_offset in self.epoch_ends else b""
         if header.producer_id >= 0 and header.attributes & TRANSACTIONAL_BIT:
             self._open.add(header.producer_id)
         if header.base_offset >= self.keys.end or header.base_offset in self.keys.opaque:
@@ -83,7 +86,7 @@ class Filter:
                 return batch
         else:
             flags = b""
-        if not self._is_last(header):
+        if not self._is_last(header) and header.next_offset not in self.epoch_ends:
             self.dropped_records += len(flags)
             return b""
         return _emptied(header) if flags else batch

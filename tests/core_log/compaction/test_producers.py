@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core_log.batch_header import TRANSACTIONAL_BIT
 from core_log.compaction.compactor import CompactionLimits
 from core_log.compaction.state import CompactionState
 from core_log.files import MemoryFiles
 from core_log.partition_log import PartitionLog
-from core_log.record_batch import decode_columns, decode_runs, iterate_records, parse_header
+from core_log.record_batch import Compression, decode_columns, decode_runs, iterate_records, parse_header
 from core_log.record_fields import decode_fields
 from core_log.replica_log import ReplicaLog
 from tests.core_log.compaction.helpers import (
@@ -169,3 +171,48 @@ def test_followers_take_what_compaction_has_left() -> None:
     assert pass_over(other) is not None
     assert other.log_end_offset == closed_at
     assert left(other) == left(log)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [keyed([(b"gone", None)])],
+        [keyed([(None, b"without a key")])],
+        [keyed([(None, b"a"), (None, b"b")], compression=Compression.ZSTD)],
+        [transactional(b"there", b"1", 5), marker(5, commits=True), keyed([(b"there", None)])],
+    ],
+)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_replica_of_what_is_left_knows_the_last_epoch(last: list[bytes], goes_on: bool) -> None:
+    """Else its leader has it cut what it takes for somebody else's, and that it knows to be committed."""
+    clock = Clock()
+    log = open_compacted(MemoryFiles(), clock, segment_bytes=1 << 20, delete_retention_ms=1000, dirty_ratio_min=0.0)
+    put(log, keyed([(b"stays", b"x")]), keyed([(b"there", b"x")]), keyed([(b"gone", b"x")]))
+    for epoch, batches in ((3, last), (7, [keyed([(None, b"more")])])):
+        log.epochs.begin(epoch, log.log_end_offset)
+        log.leader_epoch = epoch
+        put(log, *batches)
+        if not goes_on:
+            break
+    log.roll()
+    write_all(log)
+    state = CompactionState()
+    for _ in range(3):
+        pass_over(log, state)
+        clock.now_ms += 1000
+    assert all(record.value for record in records(log)), "tombstones have gone"
+    other = ReplicaLog.open_replica(
+        MemoryFiles(),
+        DIRECTORY,
+        log.config,
+        log._flusher,
+        wall_clock_ms=log.wall_clock_ms,  # type: ignore[arg-type]
+    )
+    for batch in batches_of(log):
+        other.append_replica(batch)
+        found = log.epochs.end_of(other.last_epoch, log.log_end_offset)
+        assert found is not None
+        assert found[1] >= other.log_end_offset
+    other.skip_to(log.log_end_offset)
+    assert other.last_epoch == log.epochs.latest
+    assert other.log_end_offset == log.log_end_offset
