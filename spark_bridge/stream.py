@@ -4,8 +4,9 @@
    checkpoint keeps it and is the only truth about the query; what is between two offsets is read as a batch is, so a
    micro-batch that runs again reads the same records. Options that say how it is divided into tasks are kept there,
    too, under an empty topic: sinks need it to come again in the same tasks, whatever the options are by then. Beside
-   them are the ids of the topics, so that one which was deleted and made again is known for another. Offsets of
-   earlier versions have none, and earlier versions pass over them.
+   them are the ids of the topics, so that one which was deleted and made again is known for another, and where
+   partitions began of which the micro-batch is the first: that is asked once, as the answer may be another by the time
+   it comes again. Offsets of earlier versions have none of these, and earlier versions pass over them.
 2. `latestOffset` obeys the limit it is given: what there is to read is shared out in proportion to what waits in each
    partition. With `availableNow` nothing is read that came later than the query's start.
 3. Partitions that are new, or whose topics are, are read from their beginning. Those that are gone are lost data, and
@@ -64,8 +65,9 @@ Offsets = dict[str, dict[str, Any]]
 """A stream's offset; see the module's rule 1."""
 
 _NOTES = ""
-"""What stands in place of a topic for how a micro-batch is divided, and for the ids of topics."""
+"""What stands in place of a topic for how a micro-batch is divided, for the ids of topics, and for beginnings."""
 _IDS = "topicIds"
+_BEGINS = "begins"
 
 Ids = dict[str, str]
 """The ids of topics, as far as they are known."""
@@ -88,6 +90,8 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         self._source: Source | None = None
         self._target: Places | None = None
         """Where to stop, with `availableNow`."""
+        self._initial: Offsets | None = None
+        """Where the query begins; Spark keeps that nowhere, and asks for it more than once."""
         self._ids: Ids = {}
         """Of the topics whose ends were asked last."""
         self._known_ends: Places = {}
@@ -105,12 +109,17 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
 
     def initialOffset(self) -> Offsets:
         """Where a query without a checkpoint begins. Raises `OptionError`, `MillraceError`."""
+        if self._initial is not None:
+            return self._initial
         source = self._connected_source()
         partitions = partitions_of(source.log, source.options)
         check_named(self.options.start, partitions)
         found = placed(source.log, partitions, [self.options.start])
         places = {one: self._start(*one, latest, *places) for one, (_, latest, places) in zip(partitions, found)}
-        return self._offset(places, _ids_by_topic(partitions))
+        if self._target is not None:  # Spark has that asked before: what came in between is before the query, too
+            self._target |= {one: max(place, self._target.get(one, place)) for one, place in places.items()}
+        self._initial = self._offset(places, _ids_by_topic(partitions))
+        return self._initial
 
     def latestOffset(self, start: Offsets | None = None, limit: ReadLimit | None = None) -> Offsets:
         """Up to where the next micro-batch reads. Raises `DataLoss`, `OptionError`, `MillraceError`."""
@@ -121,10 +130,13 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         self._check_kept(begin, ends, _made_again(known, ids))
         kept = _without(begin, _made_again(known, ids))
         if self._waits(kept, ends):
-            return self._offset(begin, known)
+            return start or {}
+        new = self._beginnings(ends.keys() - kept.keys())
         if isinstance(limit, ReadMaxRows):
-            ends = shared_out(kept | self._beginnings(ends.keys() - kept.keys()), ends, limit.max_rows)
-        return self._offset(ends, ids)
+            ends = shared_out(kept | new, ends, limit.max_rows)
+        begins = new if start != self._initial else new | {one: kept[one] for one in ends.keys() & kept.keys()}
+        end = self._offset(ends, ids, begins)
+        return start if start and _same(start, end) else end
 
     def _waits(self, begin: Places, ends: Places) -> bool:
         """Whether there is too little yet for a micro-batch; see `minOffsetsPerTrigger`. New partitions count whole."""
@@ -152,9 +164,11 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         """An input partition for each range. Raises `DataLoss`, `MillraceError`."""
         stop, ids = _places(end), _ids(end)
         begin = _without(_places(start), _made_again(_ids(start), ids))
-        new = self._beginnings(stop.keys() - begin.keys())
+        noted = _places(end.get(_NOTES, {}).get(_BEGINS, {}))
+        unknown = stop.keys() - begin.keys()
+        new = {one: noted[one] for one in unknown & noted.keys()} | self._beginnings(unknown - noted.keys())
         self._check_whole(new)
-        begin |= new
+        begin |= new if start != self._initial else noted | new
         reader = self._connected_source().reader
         pairs = [(one, last) for one, last in sorted(stop.items()) if begin[one] < last]
         ranges = [OffsetRange(*one, begin[one], last, reader, ids.get(one[0], "")) for one, last in pairs]
@@ -265,7 +279,9 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
                     "there is"
                 )
 
-    def _offset(self, places: Places, ids: Mapping[str, str] = MappingProxyType({})) -> Offsets:
+    def _offset(
+        self, places: Places, ids: Mapping[str, str] = MappingProxyType({}), begins: Places | None = None
+    ) -> Offsets:
         """The offset of these places, with the ids of their topics; see the module's rule 1."""
         options = self.options
         notes: dict[str, Any] = (
@@ -276,10 +292,9 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         said = {topic: ids[topic] for topic in sorted({topic for topic, _ in places}) if topic in ids}
         if said:
             notes[_IDS] = said
-        found: Offsets = {_NOTES: notes} if notes else {}
-        for topic, partition in sorted(places):
-            found.setdefault(topic, {})[str(partition)] = places[topic, partition]
-        return found
+        if begins:
+            notes[_BEGINS] = _by_topic(begins)
+        return ({_NOTES: notes} if notes else {}) | _by_topic(places)
 
     def _tell(self, places: Places) -> None:
         """Say how far the query has come, and what is to be kept for it; see the module's rule 4."""
@@ -335,6 +350,19 @@ def _places(offset: Offsets) -> Places:
         if topic != _NOTES
         for partition, number in each.items()
     }
+
+
+def _by_topic(places: Places) -> Offsets:
+    found: Offsets = {}
+    for topic, partition in sorted(places):
+        found.setdefault(topic, {})[str(partition)] = places[topic, partition]
+    return found
+
+
+def _same(start: Offsets, end: Offsets) -> bool:
+    """Whether nothing lies between them: that a note is done with is not worth a micro-batch."""
+    notes = [{name: said for name, said in one.get(_NOTES, {}).items() if name != _BEGINS} for one in (start, end)]
+    return notes[0] == notes[1] and _places(start) == _places(end)
 
 
 def _ids(offset: Offsets) -> Ids:

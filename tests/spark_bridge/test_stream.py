@@ -37,6 +37,11 @@ def rows(reader: MillraceStreamReader, start: dict[str, Any], end: dict[str, Any
     return found
 
 
+def places(offset: dict[str, Any]) -> dict[str, Any]:
+    """All but the notes."""
+    return {topic: said for topic, said in offset.items() if topic}
+
+
 def two() -> dict[str, list[Partition]]:
     return {"t": [Partition([batch(0, [b"x"] * 10)]), Partition([batch(4, [b"y"] * 30)], 4)], "u": [Partition()]}
 
@@ -85,7 +90,8 @@ def test_micro_batches_read_what_lies_between_two_offsets() -> None:
         reader = stream(server, startingOffsets="earliest")
         start = reader.initialOffset()
         end = reader.latestOffset(start, ALL)
-        assert end == {"t": {"0": 10, "1": 34}} == reader.reportLatestOffset()
+        assert places(end) == {"t": {"0": 10, "1": 34}} == reader.reportLatestOffset()
+        assert reader.latestOffset(end, ALL) == end, "nothing new is no micro-batch"
         assert rows(reader, start, end) == [("t", 0, n) for n in range(10)] + [("t", 1, n) for n in range(4, 34)]
         assert reader.partitions(end, end) == []
         server.topics["t"][0].batches.append(batch(10, [b"new"]))
@@ -165,7 +171,7 @@ def test_a_limit_is_shared_out_by_what_waits() -> None:
         assert batches == 5
         (told,) = server.offsets.values()
         assert told == {("t", 0): 10, ("t", 1): 34}, "the broker knows how far the query has come"
-        assert reader.latestOffset({"t": {"0": 0, "1": 4}}, ALL) == place, "no limit when Spark says so"
+        assert reader.latestOffset({"t": {"0": 1, "1": 4}}, ALL) == place, "no limit when Spark says so"
 
 
 def test_few_offsets_wait_for_more_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +181,7 @@ def test_few_offsets_wait_for_more_but_not_for_ever(monkeypatch: pytest.MonkeyPa
         reader = stream(server, minOffsetsPerTrigger="20", maxTriggerDelay="2m", startingOffsets="earliest")
         start = reader.initialOffset()
         first = reader.latestOffset(start, ALL)
-        assert first == {"t": {"0": 10, "1": 34}}
+        assert places(first) == {"t": {"0": 10, "1": 34}}
         server.topics["t"][0].batches.append(batch(10, [b"few"] * 19))
         assert reader.latestOffset(first, ALL) == first
         now_s += 119
@@ -199,7 +205,9 @@ def test_what_new_topics_have_is_enough_too() -> None:
         server.topics["n"] = [Partition([batch(0, [b"x"] * 19)])]
         assert reader.latestOffset(first, ALL) == first
         server.topics["v"] = [Partition([batch(0, [b"x"])])]
-        assert reader.latestOffset(first, ALL) == first | {"n": {"0": 19}, "v": {"0": 1}}
+        assert reader.latestOffset(first, ALL) == first | {
+            "": {"begins": {"n": {"0": 0}, "v": {"0": 0}}}, "n": {"0": 19}, "v": {"0": 1},
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 99, 100, 101])
@@ -319,7 +327,7 @@ def test_a_topic_that_was_made_again_is_another_one_however_long_it_is() -> None
         start = strict.initialOffset()
         assert start == {"": ids, "t": {"0": 0, "1": 4}, "u": {"0": 0}}
         read = strict.latestOffset(start, ALL)
-        assert read == {"": ids, "t": {"0": 10, "1": 34}, "u": {"0": 0}}
+        assert read == {"": ids | {"begins": places(start)}, "t": {"0": 10, "1": 34}, "u": {"0": 0}}
         server.topics["t"] = [Partition([batch(0, [b"n"] * 20)]), Partition([batch(0, [b"m"] * 40)])]
         server.ids["t"] = b"2" * 16
         with pytest.raises(DataLoss, match="t was deleted and made again since the read of 0 to 10 of partition 0 was"):
@@ -330,7 +338,8 @@ def test_a_topic_that_was_made_again_is_another_one_however_long_it_is() -> None
         ):
             strict.latestOffset(read, ALL)
         end = lenient.latestOffset(read, ReadMaxRows(30))
-        assert end == {"": {"topicIds": {"t": "32" * 16, "u": "75" * 16}}, "t": {"0": 10, "1": 20}, "u": {"0": 0}}
+        ids = {"topicIds": {"t": "32" * 16, "u": "75" * 16}}
+        assert end == {"": ids | {"begins": {"t": {"0": 0, "1": 0}}}, "t": {"0": 10, "1": 20}, "u": {"0": 0}}
         every = [("t", 0, number) for number in range(10)] + [("t", 1, number) for number in range(20)]
         assert rows(lenient, read, end) == every
         assert rows(lenient, end, lenient.latestOffset(end, ReadMaxRows(1))) == [("t", 1, 20)]
@@ -386,5 +395,59 @@ def test_a_micro_batch_that_runs_again_does_without_a_topic_that_is_gone() -> No
         server.topics["t"], server.ids["t"] = logs["u"], b"t" * 16
         assert [part.value for part in lenient.partitions(new, end)] == tasks, "topics that were new to the query, too"
         assert rows(lenient, new, end) == [*(("t", 0, number) for number in range(10)), *there]
+        del end[""]["begins"]  # as earlier versions have it
+        assert [part.value for part in lenient.partitions(new, end)] == tasks
         with pytest.raises(UnknownTopic):
             strict.partitions(new, end)
+
+
+def test_a_first_micro_batch_that_comes_again_begins_where_it_began() -> None:
+    """Spark asks once more where the query begins, and the answer of earliest or latest is another by then."""
+    for chosen, rest in (("earliest", list(range(20, 34))), ("latest", [])):
+        with log_server(two()) as server:
+            first, again, lenient = (
+                stream(server, startingOffsets=chosen, minPartitions="4", failOnDataLoss=one)
+                for one in ("true", "true", "false")
+            )
+            start = first.initialOffset()
+            server.topics["t"][0].batches.append(batch(10, [b"new"] * 10))
+            assert first.initialOffset() == start, "Spark asks twice, for where to end and for where to begin"
+            end = first.latestOffset(start, ALL)
+            tasks = [part.value for part in first.partitions(start, end)]
+            assert sum(one.end_offset - one.start_offset for task in tasks for one in task) == (50 if rest else 10)
+            server.topics["t"][0].batches.append(batch(20, [b"later"] * 10))
+            server.topics["t"][1].batches, server.topics["t"][1].start_offset = [batch(20, [b"y"] * 14)], 20
+            for reader in (again, lenient):
+                assert [part.value for part in reader.partitions(reader.initialOffset(), end)] == tasks
+            wanted = [("t", 0, number) for number in (range(20) if rest else range(10, 20))]
+            assert rows(lenient, lenient.initialOffset(), end) == wanted + [("t", 1, number) for number in rest]
+            if rest:
+                with pytest.raises(DataLoss, match="t-1: the log no longer has offset 4"):
+                    rows(again, again.initialOffset(), end)
+
+
+def test_a_new_partition_that_comes_again_begins_where_it_began() -> None:
+    with log_server(two()) as server:
+        reader = stream(server, failOnDataLoss="false", minPartitions="4")
+        start = reader.initialOffset()
+        server.topics["t"].append(Partition([batch(3, [b"z"] * 30)], 3))
+        end = reader.latestOffset(start, ALL)
+        tasks = [part.value for part in reader.partitions(start, end)]
+        server.topics["t"][2].start_offset = 20
+        assert [part.value for part in reader.partitions(start, end)] == tasks
+        with pytest.raises(DataLoss, match="t-2 is new and begins at 3, not at 0"):
+            stream(server).partitions(start, end)
+
+
+def test_available_now_begins_behind_what_came_while_it_was_prepared() -> None:
+    """Spark has it asked first where topics end, and then where the query begins, which is later with latest."""
+    with log_server(two()) as server:
+        given = {"millrace.servers": server.address, "subscribePattern": "."}
+        reader = MillraceDataSource(given).streamReader(schema=MillraceDataSource(given).schema())
+        reader.prepareForTriggerAvailableNow()
+        server.topics["t"][0].batches.append(batch(10, [b"between"]))
+        server.topics["n"] = [Partition([batch(0, [b"x"])])]
+        start = reader.initialOffset()
+        assert start == {"n": {"0": 1}, "t": {"0": 11, "1": 34}, "u": {"0": 0}}
+        server.topics["t"][0].batches.append(batch(11, [b"later"]))
+        assert reader.latestOffset(start, ALL) == start
