@@ -32,7 +32,9 @@ from spark_bridge.sources import source_of
 
 OFFSETS_PER_STEP = 2_000_000
 TASKS = 8
-"""Of a step whose rows are put in order: always as many, so that a row is in the same one again."""
+"""Of a step of files: always as many, so that a row is in the same one again, however many cores there are by then."""
+ROWS_TOGETHER = 500_000
+"""So many rows of a file that does not say which records they were are in one task, in their order."""
 _PLAN = "plan.json"
 _HOUR = re.compile(r"/date=(\d{4}-\d\d-\d\d)/hour=(\d{1,2})$")
 _Plan = Callable[[], list[Any]]
@@ -79,15 +81,18 @@ def replay_files(
             raise JobError(f"there are no Parquet files in {directory}")
         by_directory = groupby(files, key=lambda path: path.rpartition("/")[0])
         hours = [(name.removeprefix(places.root), list(paths)) for name, paths in by_directory]
-        return [paths for name, paths in hours if _may_hold(name, since_ms, until_ms)]
+        return [{"files": paths} for name, paths in hours if _may_hold(name, since_ms, until_ms)]
 
-    def rows(paths: Sequence[str]) -> Any:
+    def rows(step: Any) -> Any:
+        by_place = isinstance(step, dict)  # plans of earlier versions are lists; what they have begun has Spark's tasks
+        paths = step["files"] if by_place else step
         read = spark.read.option("basePath", places.root)
         found = read.parquet(*paths)
         if with_headers and "headers" not in found.columns:  # it has the columns of one file; others may have headers
             columns = [*found.schema.fields, *spark_schema(["headers"]).fields]
             found = read.schema(StructType(columns)).parquet(*paths)
-        return _ordered(_within(found if with_headers else found.drop("headers"), since_ms, until_ms))
+        found = _within(found if with_headers else found.drop("headers"), since_ms, until_ms)
+        return _ordered(found, by_place=by_place)
 
     return _Replay(spark, sink, checkpoint, keep_partitions, progress).run(plan, rows, f"from {places.root}")
 
@@ -176,12 +181,17 @@ def _within(rows: Any, since_ms: int | None, until_ms: int | None) -> Any:
     return rows if until_ms is None else rows.where(f"unix_millis(timestamp) < {until_ms}")
 
 
-def _ordered(rows: Any) -> Any:
-    """Records of one partition in one task and in their order, where the files say what that is."""
+def _ordered(rows: Any, *, by_place: bool) -> Any:
+    """Records of one partition in one task and in their order, where the files say what that is; else by their places
+    in the files, as Spark shares out files among its cores.
+    """
     by = [name for name in ("topic", "partition") if name in rows.columns]
-    if not by or "offset" not in rows.columns:
+    if by and "offset" in rows.columns:
+        return rows.repartition(TASKS, *by).sortWithinPartitions(*by, "offset")
+    if not by_place:
         return rows
-    return rows.repartition(TASKS, *by).sortWithinPartitions(*by, "offset")
+    file, row = (rows.metadataColumn("_metadata")[name] for name in ("file_path", "row_index"))
+    return rows.repartition(TASKS, file, (row / ROWS_TOGETHER).cast("bigint")).sortWithinPartitions(file, row)
 
 
 def _may_hold(name: str, since_ms: int | None, until_ms: int | None) -> bool:

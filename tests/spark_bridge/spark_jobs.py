@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pika
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -140,6 +141,33 @@ def test_a_replay_that_is_done_again_writes_nothing_twice(
     with pytest.raises(JobError, match=f"{topic} was deleted and made again since the replay was planned"):
         run()
     assert numbers(server, target) == list(range(250, 1000))
+
+
+def test_a_replay_of_any_files_goes_on_with_other_cores(
+    spark: Any, shared_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Spark shares out files among its cores, of which there may be others when a step comes again."""
+    server, files = f"127.0.0.1:{shared_broker.native_port}", tmp_path / "files"
+    files.mkdir()
+    for first in range(0, 40, 10):
+        values = [b"%d" % number for number in range(first, first + 10)]
+        pq.write_table(pa.table({"value": values, "_metadata": values}), files / f"{first}.parquet")
+    for earlier in (False, True):
+        target, notes = made(server, f"cores-{earlier}"), tmp_path / f"notes-{earlier}"
+        sink = {"millrace.servers": server, "topic": target}
+        if earlier:  # what an earlier version planned has the tasks that it had
+            plan = {"name": "planned", "what": f"from file:{files}", "steps": [[str(one) for one in files.iterdir()]]}
+            notes.mkdir()
+            (notes / "plan.json").write_text(f"{json.dumps(plan)}\n")
+        for cores in ("1", "1" if earlier else "4"):
+            spark.conf.set("spark.sql.files.minPartitionNum", cores)
+            try:
+                assert replay_files(spark, str(files), sink, checkpoint=str(notes)).records == 40
+            finally:
+                spark.conf.unset("spark.sql.files.minPartitionNum")
+            for note in notes.glob("*done-0*"):  # as if it had been killed right before
+                note.unlink()
+        assert numbers(server, target) == list(range(40))
 
 
 def test_a_filter_of_a_virtual_host_is_replayed(spark: Any, shared_broker: BrokerProcess) -> None:

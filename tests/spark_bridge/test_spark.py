@@ -23,6 +23,7 @@ from tests.spark_bridge.spark_examples import (  # noqa: F401
 )
 from tests.spark_bridge.spark_jobs import (  # noqa: F401
     test_a_filter_of_a_virtual_host_is_replayed,
+    test_a_replay_of_any_files_goes_on_with_other_cores,
     test_a_replay_that_is_done_again_writes_nothing_twice,
     test_a_spark_that_does_not_start_is_a_line,
     test_an_export_takes_what_came_since_the_last_one,
