@@ -5,7 +5,10 @@
 2. Whatever is not plain is asked of the broker: batches of transactions and their markers, the first batch of a range
    (which also shows that the directory is that of this broker's topic), files that are not there, not yet written or
    replaced meanwhile, and gaps. So the answers are the same.
-3. A file that is open stays readable when retention or compaction removes it.
+3. In a cluster the files may be those of a broker that led, ended and has not heard yet what was decided without it.
+   Logs that have one batch in common, at its offset and of its epoch, are the same before it: so the last batch of a
+   range is compared as well.
+4. A file that is open stays readable when retention or compaction removes it.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ def read_directly(directory: Path, start: int, end: int, fetched: Fetched, fetch
     """The batches that hold [start, end). `fetched` may raise."""
     offset, size = start, 1
     first: memoryview | None = None
+    agrees: bool | None = None
     while offset < end:
         batches = fetched(offset, size)
         if not batches:
@@ -47,6 +51,11 @@ def read_directly(directory: Path, start: int, end: int, fetched: Fetched, fetch
             yield batch
             offset = parse_header(batch).next_offset
         first, size = first or batches[0], fetch_bytes
+        if agrees is None and offset < end:
+            last = fetched(end - 1, 1)
+            agrees = bool(last) and _has(directory, last[0])
+        if not agrees:
+            continue
         for batch in _plain(directory, offset, end, first):
             yield batch
             offset = parse_header(batch).next_offset
@@ -56,9 +65,9 @@ def read_directly(directory: Path, start: int, end: int, fetched: Fetched, fetch
 def _plain(directory: Path, offset: int, end: int, known: memoryview) -> Iterator[memoryview]:
     """Batches from the files, as long as all is plain. `known` is one that the broker has sent, or that was found."""
     try:
-        segments, _ = effective(os.listdir(directory))
-        if not _has(directory, segments, known):
+        if not _has(directory, known):
             return
+        segments, _ = effective(os.listdir(directory))
         at = offset
         for number, segment in enumerate(segments):
             follows = segments[number + 1].base_offset if number + 1 < len(segments) else None
@@ -76,13 +85,15 @@ def _plain(directory: Path, offset: int, end: int, known: memoryview) -> Iterato
         return
 
 
-def _has(directory: Path, segments: list[SegmentName], known: memoryview) -> bool:
+def _has(directory: Path, known: memoryview) -> bool:
     """Whether these are the files of the log that the batch is from."""
     base = parse_header(known).base_offset
-    within = [one for one in segments if one.base_offset <= base]
-    if not within:
+    try:
+        segments, _ = effective(os.listdir(directory))
+        within = [one for one in segments if one.base_offset <= base]
+        found = next(_of_segment(directory, within[-1], base), None) if within else None
+    except (OSError, CorruptBatch):
         return False
-    found = next(_of_segment(directory, within[-1], base), None)
     return found is not None and found[:HEADER_BYTES] == known[:HEADER_BYTES]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 
+from core_log.batch_header import CRC_START, HEADER_BYTES, size_of
 from millrace import BlockingClient, BlockingProducer, BlockingTransactionalProducer
 from protocols.native.clients.blocking import FetchResult
 from spark_bridge.data_source import MillraceDataSource
@@ -109,6 +112,34 @@ def test_what_is_not_as_it_should_be_is_asked_of_the_broker(filled: BrokerProces
             for path in copy.glob("*.index"):
                 path.unlink()
     assert rows(filled, **{"read.mode": "direct", "read.dataDir": str(tmp_path)}).equals(rows(filled))
+
+
+def test_files_of_a_broker_that_led_have_what_was_never_decided(
+    filled: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batches are whole and are those of an epoch in which nobody else got them."""
+    found = directory_of(str(filled.data_dir), TOPIC, 0)
+    assert found is not None
+    copy = tmp_path / "topics" / found.name
+    shutil.copytree(found, copy)
+    last = max(copy.glob("*.log"))
+    data = bytearray(last.read_bytes())
+    places = [0]
+    while places[-1] < len(data) and size_of(memoryview(data), places[-1]) >= HEADER_BYTES:
+        places.append(places[-1] + size_of(memoryview(data), places[-1]))
+    assert len(places) > 3
+    for start, stop in list(pairwise(places))[-2:]:
+        data[start + 15] ^= 1  # of the epoch
+        data[stop - 1] ^= 1  # of the last header's value
+        data[start + 17 : start + 21] = crc32c(bytes(data[start + CRC_START : stop])).to_bytes(4, "big")
+    last.write_bytes(data)
+    begin = {"startingOffsets": f'{{"{TOPIC}": {{"0": 12100}}}}'}
+    direct = {"read.mode": "direct", "read.dataDir": str(tmp_path)}
+    assert rows(filled, **begin, **direct).combine_chunks().equals(rows(filled, **begin).combine_chunks())
+    end = int.from_bytes(data[places[-3] : places[-3] + 8], "big")
+    counted = Counted(monkeypatch)
+    wanted = rows(filled, endingOffsets=f'{{"{TOPIC}": {{"0": {end}}}}}', **direct)
+    assert 0 < counted.size_bytes < wanted.nbytes / 2, "what is before it is read from them"
 
 
 def test_without_the_directory_the_broker_is_asked(filled: BrokerProcess, tmp_path: Path) -> None:
