@@ -48,8 +48,8 @@ _LOOK_S = 0.02
 
 async def drain(cluster: Cluster, broker_id: int, *, on: bool) -> None:
     """Have a broker lead nothing, or no longer so; it keeps its replicas. Raises NotFound, StorageUnavailable."""
-    _require_known(cluster, broker_id)
-    await _change(cluster, [], [(drain_key(broker_id), b"" if on else None)])
+    still = _require_known(cluster, broker_id)
+    await _change(cluster, [still], [(drain_key(broker_id), b"" if on else None)])
 
 
 async def remove(cluster: Cluster, broker_id: int, *, called: Callable[[str], str]) -> None:
@@ -58,7 +58,11 @@ async def remove(cluster: Cluster, broker_id: int, *, called: Callable[[str], st
 
     Raises NotFound, PreconditionFailed when it runs or a log names it, StorageUnavailable.
     """
-    _require_known(cluster, broker_id)
+    try:
+        await cluster.store.barrier()
+    except MetadataUnavailable as error:
+        raise StorageUnavailable(f"the cluster's metadata cannot be changed now: {error}") from None
+    still = _require_known(cluster, broker_id)
     if broker_id in cluster.members.brokers:
         raise PreconditionFailed(f"broker {broker_id} runs: stop it first")
     named = [log for log, known in cluster.elections.logs.items() if broker_id in _all_of(known.state)]
@@ -75,7 +79,7 @@ async def remove(cluster: Cluster, broker_id: int, *, called: Callable[[str], st
             )
         raise PreconditionFailed(text)
     gone = Guard(broker_key(broker_id), 0)
-    await _change(cluster, [gone], [(key(broker_id), None) for key in (directory_key, drain_key, throttle_key)])
+    await _change(cluster, [still, gone], [(key(broker_id), None) for key in (directory_key, drain_key, throttle_key)])
 
 
 async def move(cluster: Cluster, log: str, replicas: Sequence[int]) -> None:
@@ -330,9 +334,13 @@ def _all_of(state: LogState) -> tuple[int, ...]:
     return (*state.replicas, *(state.target or ()), *state.isr_brokers)
 
 
-def _require_known(cluster: Cluster, broker_id: int) -> None:
-    if cluster.store.get(directory_key(broker_id)) is None:
+def _require_known(cluster: Cluster, broker_id: int) -> Guard:
+    """That it is still the same one."""
+    key = directory_key(broker_id)
+    entry = cluster.store.get(key)
+    if entry is None:
         raise NotFound(f"the cluster has no broker {broker_id}")
+    return Guard(key, create_revision=entry.create_revision)
 
 
 def _check_replicas(cluster: Cluster, state: LogState, replicas: Sequence[int]) -> None:
