@@ -1,7 +1,7 @@
 """Asks the members of an etcd one after the other until one answers; sockets are behind `Transport`.
 
-1. A request goes to the member that answered last. One that does not answer in time, has no leader or cannot be reached
-   makes the next one the member in use.
+1. A request goes to the member that answered last. One that does not answer in time, has no leader, no vote yet (a
+   learner) or cannot be reached makes the next one the member in use.
 2. A request whose answer was lost may have been carried out: `Unreachable.sent` says so, and whoever asked decides.
 3. With a user there is a token, asked for when there is none and when etcd wants another: by one request for all, and
    once a second where the password is refused, as etcd works long on each.
@@ -95,6 +95,9 @@ class EtcdClient:
             self.next_member(member)
             raise
         except EtcdError as error:
+            if error.is_of_learner:
+                self.next_member(member)
+                raise Unreachable(f"etcd at {self.transport.members[member]} refuses: {error}", sent=False) from error
             if error.may_have_happened:
                 self.next_member(member)
             raise
@@ -115,7 +118,7 @@ class EtcdClient:
         try:
             self._token = token = wire.parse_token(await self.transport.call(self.member, wire.AUTHENTICATE, asked, {}))
         except EtcdError as error:
-            if not error.may_have_happened:
+            if not (error.may_have_happened or error.is_of_learner):
                 self._refused = error, trio.current_time() + _REFUSED_S
             raise
         return token

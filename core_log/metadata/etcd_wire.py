@@ -49,6 +49,11 @@ class EtcdError(Exception):
         return self.code in (UNAVAILABLE, DEADLINE_EXCEEDED)
 
     @property
+    def is_of_learner(self) -> bool:
+        """Whether it is for this member alone, which has no vote yet: it carries out nothing, any other one does."""
+        return "not supported for learner" in str(self)
+
+    @property
     def wants_token(self) -> bool:
         """Whether another authentication may help; etcd does not always say so by the code."""
         return self.code == UNAUTHENTICATED or any(text in str(self) for text in _WRONG_TOKEN)
@@ -237,10 +242,12 @@ def parse_token(answer: Mapping[str, Any]) -> str:
 
 def parse_error(answer: Any, status: int) -> EtcdError:
     """What an answer with an HTTP status other than 200 says."""
+    if isinstance(answer, Mapping) and isinstance(answer.get("error"), Mapping):  # of what is answered line by line
+        answer = answer["error"]
     if not isinstance(answer, Mapping):
         text = f": {answer}" if isinstance(answer, str) and answer else ""
         return EtcdError(UNAVAILABLE if status >= 500 else _UNKNOWN, f"HTTP status {status}{text}")
-    code = answer.get("code", UNAVAILABLE if status >= 500 else _UNKNOWN)
+    code = answer.get("grpc_code", answer.get("code", UNAVAILABLE if status >= 500 else _UNKNOWN))
     message = answer.get("message") or answer.get("error") or f"HTTP status {status}"
     return EtcdError(code if isinstance(code, int) else _UNKNOWN, str(message))
 

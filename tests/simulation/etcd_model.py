@@ -21,6 +21,8 @@ from core_log.metadata.etcd_wire import EtcdError
 OPERATIONS_MAX = 128
 _TICK_S = 0.5
 """How often etcd looks for leases that have ended."""
+LEARNER = EtcdError(9, "etcdserver: rpc not supported for learner")
+"""What a learner answers to all but a question for its status."""
 
 
 class KeyValue(NamedTuple):
@@ -54,6 +56,8 @@ class Member:
     """It takes requests and answers nothing; its watches say nothing."""
     cut: bool = False
     """It has no quorum."""
+    learner: bool = False
+    """It is new, and has no vote yet."""
     lag_s: float = 0.0
     """How late its watches are."""
 
@@ -299,6 +303,8 @@ class ModelTransport:
             raise Unreachable(f"{self.members[member]} refuses connections", sent=False)
         if state.mute:
             await trio.sleep_forever()
+        if state.learner and not path.endswith("/status"):
+            raise LEARNER
         if state.cut and not path.endswith(("/status", "/authenticate")):
             await trio.sleep(7)
             raise EtcdError(14, "etcdserver: request timed out")
@@ -319,6 +325,8 @@ class ModelTransport:
         self.model.calls.append(path)
         if self.model.members[member].down or self.cut_off:
             raise Unreachable(f"{self.members[member]} refuses connections", sent=False)
+        if self.model.members[member].learner:
+            raise LEARNER
         self.model.check_token(headers)
         lines = self._watch(member, body["create_request"], headers)
         try:

@@ -62,6 +62,30 @@ async def test_a_member_that_fails_is_left_for_another(fault: str, autojump_cloc
         assert one.lease_deadline > trio.current_time()
 
 
+async def test_a_member_that_has_no_vote_yet_is_left_for_another(autojump_clock: MockClock) -> None:
+    model = EtcdModel(3, users={"one": "secret"})
+    store = store_of(model, user="one", password="secret")
+    model.fault(0, learner=True)
+    async with running(model, store):
+        await store.change([], [(b"k", b"0")], lease=True)
+        # The others have no quorum for a while, so it is asked, too, once more.
+        model.fault(1, cut=True)
+        model.fault(2, cut=True)
+        await trio.sleep(1.5)
+        store._client.member = 0
+        model.fault(1, cut=False)
+        model.fault(2, cut=False)
+        store._client.forget_token()
+        before = trio.current_time()
+        await store.change([Guard(b"k", store.get(b"k").mod_revision)], [(b"k", b"1")])  # type: ignore[union-attr]
+        await store.barrier()
+        assert trio.current_time() - before < 3
+        assert not store.refusal
+        await trio.sleep(5)
+        assert store.lease_id
+        assert store.lease_deadline > trio.current_time()
+
+
 async def test_a_watch_that_is_behind_is_left_for_another_member(autojump_clock: MockClock) -> None:
     model = EtcdModel(2)
     one, other = store_of(model), store_of(model)

@@ -122,6 +122,8 @@ def test_what_is_not_understood_is_an_error_and_nothing_else(answer: Any) -> Non
         ({"error": "etcdserver: invalid auth token", "code": 16}, 401, 16, True),
         ({"error": "etcdserver: user name is empty", "code": 3}, 400, 3, True),
         ({"error": "etcdserver: revision of auth store is old", "code": 3}, 400, 3, True),
+        ({"error": {"grpc_code": 14, "http_code": 503, "message": "etcdserver: no leader"}}, 503, 14, False),
+        ({"error": {"code": 16, "message": "etcdserver: invalid auth token"}}, 401, 16, True),
         (None, 502, 14, False),
         ("Not Found", 404, 2, False),
     ],
@@ -129,6 +131,7 @@ def test_what_is_not_understood_is_an_error_and_nothing_else(answer: Any) -> Non
 def test_errors(answer: Any, status: int, code: int, wants_token: bool) -> None:
     error = wire.parse_error(answer, status)
     assert (error.code, error.wants_token) == (code, wants_token)
+    assert "{" not in str(error)
 
 
 @pytest.mark.parametrize(
