@@ -4,7 +4,8 @@
    learner) or cannot be reached makes the next one the member in use.
 2. A request whose answer was lost may have been carried out: `Unreachable.sent` says so, and whoever asked decides.
 3. With a user there is a token, asked for when there is none and when etcd wants another: by one request for all, and
-   once a second where the password is refused, as etcd works long on each.
+   once a second where the password is refused, as etcd works long on each. Where users are not enabled (yet, or any
+   more) there is none, until etcd wants one.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class EtcdClient:
         self._password = password
         self._attempt_timeout_s = attempt_timeout_s
         self._token: str | None = None
+        """Empty where etcd has no users."""
         self._asking = trio.Lock()
         self._refused: tuple[EtcdError, float] | None = None
         """Why the password was refused last, and until when that is the answer."""
@@ -82,7 +84,7 @@ class EtcdClient:
                 except EtcdError as error:
                     if not (self._user and error.wants_token):
                         raise
-                    if headers.get("Authorization") == self._token:
+                    if headers.get("Authorization", "") == self._token:
                         self._token = None
                     return await self.transport.call(member, path, body, await self.headers())
         except trio.TooSlowError:
@@ -106,10 +108,11 @@ class EtcdClient:
         """Those of a request, with a token if there is a user. Raises Unreachable, EtcdError."""
         if not self._user:
             return {}
-        if self._token is None:
+        token = self._token
+        if token is None:
             async with self._asking:
-                return {"Authorization": self._token or await self._ask_token()}
-        return {"Authorization": self._token}
+                token = self._token if self._token is not None else await self._ask_token()
+        return {"Authorization": token} if token else {}
 
     async def _ask_token(self) -> str:
         if self._refused is not None and trio.current_time() < self._refused[1]:
@@ -118,6 +121,9 @@ class EtcdClient:
         try:
             self._token = token = wire.parse_token(await self.transport.call(self.member, wire.AUTHENTICATE, asked, {}))
         except EtcdError as error:
+            if error.has_no_users:
+                self._token = ""
+                return ""
             if not (error.may_have_happened or error.is_of_learner):
                 self._refused = error, trio.current_time() + _REFUSED_S
             raise

@@ -54,6 +54,11 @@ class EtcdError(Exception):
         return "not supported for learner" in str(self)
 
     @property
+    def has_no_users(self) -> bool:
+        """Whether there are no tokens, and none is wanted."""
+        return "authentication is not enabled" in str(self)
+
+    @property
     def wants_token(self) -> bool:
         """Whether another authentication may help; etcd does not always say so by the code."""
         return self.code == UNAUTHENTICATED or any(text in str(self) for text in _WRONG_TOKEN)

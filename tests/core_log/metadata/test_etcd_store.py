@@ -209,6 +209,24 @@ async def test_a_user_and_tokens_that_end(autojump_clock: MockClock) -> None:
             await store_of(model, **wrong).run()
 
 
+async def test_users_are_enabled_and_disabled_under_brokers_that_have_one(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    store = store_of(model, user="u", password="p")
+    async with running(model, store):
+        await store.change([], [(b"k", b"0")], lease=True)
+        model.users["u"] = "p"
+        await store.change([], [(b"k", b"1")])
+        await trio.sleep(5)
+        assert model.calls.count("/v3/auth/authenticate") == 2, "once, and once they were enabled"
+        model.users.clear()
+        model.tokens.clear()
+        store._client.forget_token()
+        await store.change([], [(b"k", b"2")])
+        await trio.sleep(5)
+        assert store.lease_deadline > trio.current_time()
+        assert model.calls.count("/v3/watch") == 1
+
+
 async def test_a_password_that_is_another_one_now_is_not_tried_again_and_again(autojump_clock: MockClock) -> None:
     model = EtcdModel(users={"m": "one"})
     store = store_of(model, user="m", password="one")
