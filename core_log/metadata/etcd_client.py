@@ -82,7 +82,7 @@ class EtcdClient:
                 try:
                     return await self.transport.call(member, path, body, headers)
                 except EtcdError as error:
-                    if not (self._user and error.wants_token):
+                    if not self.wants_token(error, headers):
                         raise
                     if headers.get("Authorization", "") == self._token:
                         self._token = None
@@ -128,6 +128,15 @@ class EtcdClient:
                 self._refused = error, trio.current_time() + _REFUSED_S
             raise
         return token
+
+    def wants_token(self, error: Exception, headers: Mapping[str, str] | None = None) -> bool:
+        """Whether another token may help, where a request with these headers, or those of now, was refused. To an etcd
+        with client certificates who has no token is a user without a name, who may do nothing once there are users.
+        """
+        if not self._user or not isinstance(error, EtcdError):
+            return False
+        had_none = self._token == "" if headers is None else not headers
+        return error.wants_token or (had_none and error.is_denied)
 
     def forget_token(self) -> None:
         """The next request asks for another."""

@@ -5,9 +5,9 @@
    `clock` that was applied is another one, as it was put back meanwhile, everything is read and the difference is
    applied as one revision: what is gone first, the latest first, then what is there, the oldest first.
 2. Each second the key `clock`, which every change puts, is read from the member that is watched, by a read that a
-   quorum answers. A watch that is behind it for longer than that, or a member that does not answer, is left for
-   another. If etcd itself is behind (a backup was restored), or its `clock` is or is another one, everything is read
-   anew, however long that takes.
+   quorum answers. A watch that is behind it and brings nothing for longer than that, or a member that does not answer,
+   is left for another. If etcd itself is behind (a backup was restored), or its `clock` is or is another one,
+   everything is read anew, however long that takes.
    While that member renews the lease at the very revision that is applied here, nothing happens, and it is asked each
    `_CHECK_IDLE_S` only.
 3. Every change leaves a name of its own in `clock`. A transaction whose answer was lost is sent again, if it guards all
@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import Any
 
 import trio
@@ -35,6 +35,7 @@ from sortedcontainers import SortedDict
 from core_log.errors import BatchTooLarge, Conflict, MetadataLost, MetadataUnavailable
 from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
+from core_log.metadata.etcd_watch import Standstill, WholeRevisions
 from core_log.metadata.etcd_wire import EtcdError
 from core_log.metadata.histories import Anchor, difference, is_before
 from core_log.metadata.joined_changes import JoinedChanges, Unanswered
@@ -351,7 +352,7 @@ class EtcdStore:
                         said = str(error)
                         logger.warning("the watch on etcd at %s has ended: %s", self._client.address, said)
                     self._client.next_member(self._watched_member)
-                    if isinstance(error, EtcdError) and error.wants_token:
+                    if self._client.wants_token(error):
                         self._client.forget_token()
             pause_s = PAUSE_S if trio.current_time() > began + _CHECK_S else min(2 * pause_s, _CHECK_S)
             await trio.sleep(PAUSE_S)
@@ -366,11 +367,11 @@ class EtcdStore:
             return
         member = self._watched_member = self._client.member
         headers = await self._client.headers() | wire.HAS_LEADER
-        body = wire.watch(self._prefix, self.revision + 1)
+        body, whole = wire.watch(self._prefix, self.revision + 1), WholeRevisions()
         async with self._client.transport.stream(member, wire.WATCH, body, headers) as lines:
             async for line in lines:
                 answer = wire.parse_watch(line)
-                for revision, events in groupby(answer.events, lambda event: event.mod_revision):
+                for revision, events in whole.take(answer):
                     if revision > self.revision:
                         self._apply(revision, [event._replace(key=self._relative(event.key)) for event in events])
                 if answer.ended:
@@ -396,7 +397,7 @@ class EtcdStore:
         return known is None
 
     async def _check(self) -> None:
-        behind, checked = False, 0.0
+        standstill, checked = Standstill(), 0.0
         while True:
             await trio.sleep(_CHECK_S)
             now = trio.current_time()
@@ -411,7 +412,7 @@ class EtcdStore:
                     )
                 page = wire.parse_page(answer)
             except (Unreachable, EtcdError, trio.TooSlowError) as error:
-                if isinstance(error, EtcdError) and error.wants_token:
+                if self._client.wants_token(error):
                     self._client.forget_token()
                 else:
                     self._leave(member)
@@ -422,8 +423,7 @@ class EtcdStore:
                 self._leave(member)
                 continue
             clock = page.entries[0].mod_revision if page.entries else 0
-            was_behind, behind = behind, clock > self.revision
-            if was_behind and behind:
+            if standstill.is_there(self.revision, clock):
                 logger.warning("the watch on etcd at %s is behind", self._client.transport.members[member])
                 self._leave(member)
 

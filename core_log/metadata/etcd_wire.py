@@ -54,6 +54,11 @@ class EtcdError(Exception):
         return "not supported for learner" in str(self)
 
     @property
+    def is_denied(self) -> bool:
+        """Whether the user, or nobody, may not do that."""
+        return "permission denied" in str(self)
+
+    @property
     def has_no_users(self) -> bool:
         """Whether there are no tokens, and none is wanted."""
         return "authentication is not enabled" in str(self)
@@ -96,6 +101,8 @@ class WatchAnswer(NamedTuple):
     ended: bool
     compacted: int
     reason: str
+    is_fragment: bool = False
+    """The last revision may go on in the next answer."""
 
 
 @contextmanager
@@ -189,11 +196,13 @@ def parse_page(answer: Mapping[str, Any]) -> Page:
 
 
 def watch(prefix: bytes, from_revision: int) -> dict[str, Any]:
-    """All changes below `prefix` from a revision on, which is not 0: that would mean "from now"."""
+    """All changes below `prefix` from a revision on, which is not 0: that would mean "from now". In fragments, where
+    they are many.
+    """
     if from_revision <= 0:
         raise ValueError(f"a watch cannot begin at revision {from_revision}")
     asked = {"key": _text(prefix), "range_end": _text(prefix_end(prefix)), "start_revision": str(from_revision)}
-    return {"create_request": asked}
+    return {"create_request": asked | {"fragment": True}}
 
 
 def parse_watch(answer: Mapping[str, Any]) -> WatchAnswer:
@@ -211,7 +220,8 @@ def parse_watch(answer: Mapping[str, Any]) -> WatchAnswer:
             events.append(entry)
         compacted = _number(result, "compact_revision")
         ended = bool(result.get("canceled", False)) or compacted > 0
-        return WatchAnswer(events, ended, compacted, str(result.get("cancel_reason", "")))
+        reason, is_fragment = str(result.get("cancel_reason", "")), bool(result.get("fragment", False))
+        return WatchAnswer(events, ended, compacted, reason, is_fragment)
 
 
 # --- leases, users, versions ---------------------------------------------------------------

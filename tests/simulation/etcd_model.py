@@ -19,8 +19,11 @@ from core_log.metadata.etcd_client import Unreachable
 from core_log.metadata.etcd_wire import EtcdError
 
 OPERATIONS_MAX = 128
+_FRAGMENT_EVENTS = 64
+"""etcd goes by bytes, and a fragment of it has thousands."""
 _TICK_S = 0.5
 """How often etcd looks for leases that have ended."""
+NOBODY = 3, "etcdserver: user name is empty"
 LEARNER = EtcdError(9, "etcdserver: rpc not supported for learner")
 """What a learner answers to all but a question for its status."""
 
@@ -73,8 +76,12 @@ class EtcdModel:
     """So many of the next requests that change something are carried out, and their answers are lost."""
     users: dict[str, str] = field(default_factory=dict)
     """With users, requests need a token."""
+    client_cert_auth: bool = False
+    """Then nobody is somebody without a name, who may do nothing."""
     full: bool = False
     """Nothing more is put: the space that etcd was given is used up."""
+    event_s: float = 0.0
+    """How long a watch takes for each event."""
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -262,7 +269,7 @@ class EtcdModel:
         if not self.users:
             return
         if "Authorization" not in headers:
-            raise EtcdError(3, "etcdserver: user name is empty")
+            raise EtcdError(*((7, "etcdserver: permission denied") if self.client_cert_auth else NOBODY))
         if headers["Authorization"] not in self.tokens:
             raise EtcdError(16, "etcdserver: invalid auth token")
 
@@ -366,8 +373,13 @@ class ModelTransport:
                 if revision <= event.revision <= reached and first <= event.key < end
             ]
             revision = reached + 1
-            if events:
-                yield {"result": {"header": model._header(), "events": events}}
+            while events:
+                size = _FRAGMENT_EVENTS if request.get("fragment") else len(events)
+                part, events = events[:size], events[size:]
+                if model.event_s:
+                    await trio.sleep(model.event_s * len(part))
+                fragment = {"fragment": True} if events else {}
+                yield {"result": {"header": model._header(), "events": part, **fragment}}
 
 
 def _bytes(of: Mapping[str, Any], name: str) -> bytes:

@@ -101,6 +101,24 @@ async def test_a_watch_that_is_behind_is_left_for_another_member(autojump_clock:
         assert seen.of(b"k") == [(b"k", b"%d" % number) for number in range(5)]
 
 
+async def test_a_watch_that_has_much_to_bring_is_given_the_time(autojump_clock: MockClock) -> None:
+    model = EtcdModel(2)
+    one, other = store_of(model), store_of(model)
+    keys = [b"%03d" % number for number in range(100)]
+    async with running(model, one, other):
+        transport, seen = other._client.transport, Seen(other)
+        transport.cut_off = True  # type: ignore[attr-defined]
+        for number in range(20):
+            await one.change([], [(key, b"%d" % number) for key in keys])
+        model.event_s = 0.01
+        transport.cut_off = False  # type: ignore[attr-defined]
+        watches = model.calls.count("/v3/watch")
+        await until(other, keys[-1], b"19", 30)
+        assert model.calls.count("/v3/watch") - watches < 3
+        assert all(len(entries) == len(keys) + 1 for _, entries in seen.revisions)
+        assert seen.of(b"0") == [(key, b"%d" % number) for number in range(20) for key in keys]
+
+
 def full(body: object) -> dict[str, object]:
     """What an etcd answers that has no room."""
     raise wire.EtcdError(8, "etcdserver: mvcc: database space exceeded")
@@ -209,8 +227,11 @@ async def test_a_user_and_tokens_that_end(autojump_clock: MockClock) -> None:
             await store_of(model, **wrong).run()
 
 
-async def test_users_are_enabled_and_disabled_under_brokers_that_have_one(autojump_clock: MockClock) -> None:
-    model = EtcdModel()
+@pytest.mark.parametrize("client_cert_auth", [False, True])
+async def test_users_are_enabled_and_disabled_under_brokers_that_have_one(
+    client_cert_auth: bool, autojump_clock: MockClock
+) -> None:
+    model = EtcdModel(client_cert_auth=client_cert_auth)
     store = store_of(model, user="u", password="p")
     async with running(model, store):
         await store.change([], [(b"k", b"0")], lease=True)
@@ -219,12 +240,20 @@ async def test_users_are_enabled_and_disabled_under_brokers_that_have_one(autoju
         await trio.sleep(5)
         assert model.calls.count("/v3/auth/authenticate") == 2, "once, and once they were enabled"
         model.users.clear()
+        store._client.forget_token()
+        await store.barrier()
+        model.users["u"] = "p"
+        store._watching.cancel()
+        await trio.sleep(5)
+        assert store.lease_deadline > trio.current_time()
+        await store.change([], [(b"k", b"1")])
+        model.users.clear()
         model.tokens.clear()
         store._client.forget_token()
         await store.change([], [(b"k", b"2")])
         await trio.sleep(5)
         assert store.lease_deadline > trio.current_time()
-        assert model.calls.count("/v3/watch") == 1
+        assert model.calls.count("/v3/watch") < 4
 
 
 async def test_a_password_that_is_another_one_now_is_not_tried_again_and_again(autojump_clock: MockClock) -> None:

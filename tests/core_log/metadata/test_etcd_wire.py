@@ -83,8 +83,8 @@ def test_requests() -> None:
     }
     assert wire.read_page(b"/a/", b"/a0", 5, 0) == {"key": "L2Ev", "range_end": "L2Ew", "limit": "5"}
     assert wire.read_page(b"/a/", b"/a0", 5, 8)["revision"] == "8"
-    asked = {"create_request": {"key": "L2Ev", "range_end": "L2Ew", "start_revision": "4"}}
-    assert wire.watch(b"/a/", 4) == asked
+    asked = {"key": "L2Ev", "range_end": "L2Ew", "start_revision": "4", "fragment": True}
+    assert wire.watch(b"/a/", 4) == {"create_request": asked}
     with pytest.raises(ValueError, match="revision 0"):
         wire.watch(b"/a/", 0)
 
