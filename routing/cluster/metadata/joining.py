@@ -73,6 +73,8 @@ class Wait(NamedTuple):
     """Look again when the id is free; if that takes longer than leases last, the reason is the refusal."""
 
     reason: str
+    own: bool = False
+    """It is the registration of this directory at this address: nobody else's while this broker is `running`."""
 
 
 Step = Write | Revoke | Wait
@@ -196,9 +198,10 @@ def _understanding(wanted: Wanted) -> Iterator[None]:
 
 def _predecessor(wanted: Wanted, identity: Identity, there: BrokerRecord) -> Step:
     address, mine = there.addresses.get("peer", ""), wanted.record.addresses.get("peer", "")
-    if there.directory_id == identity.directory_id and address == mine and identity.lease_id:
+    own = there.directory_id == identity.directory_id and address == mine
+    if own and identity.lease_id:
         return Revoke(identity.lease_id)
-    return Wait(f"broker id {wanted.broker_id} of cluster '{wanted.cluster}' is taken by the broker at {address}")
+    return Wait(f"broker id {wanted.broker_id} of cluster '{wanted.cluster}' is taken by the broker at {address}", own)
 
 
 def _as_it_is(key: bytes, entry: MetadataEntry | None) -> Guard:

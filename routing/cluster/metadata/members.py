@@ -227,6 +227,8 @@ class Members:
                     await self._save(lease_id=0)
                 elif isinstance(step, Wait):
                     if trio.current_time() >= until:
+                        if running and step.own:  # what etcd has to tell since is long in coming
+                            raise MetadataUnavailable("etcd has not told yet that its last registration is gone")
                         raise ClusterRefused(step.reason)
                     with trio.move_on_at(until):
                         await changed.wait()

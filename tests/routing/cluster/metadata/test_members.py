@@ -365,6 +365,23 @@ async def test_a_cluster_whose_etcd_was_away_comes_back_by_itself(autojump_clock
         assert ones[0].store.get(broker_key(1)) is not None
 
 
+async def test_a_broker_that_has_much_to_hear_before_its_registration_goes_registers_anew(
+    autojump_clock: MockClock,
+) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        one, other = [await One(model, number).start(nursery) for number in (1, 2)]
+        epoch = one.members.epoch
+        one.transport.cut_off = True
+        for number in range(10):
+            await other.store.change([], [(b"x/%d" % key, b"%d" % number) for key in range(120)])
+        await until(lambda: 1 not in seen(other))
+        model.event_s = 0.02
+        one.transport.cut_off = False
+        await until(lambda: one.members.epoch > epoch, 60)
+        await until(lambda: seen(one) == seen(other) == {1: one.members.epoch, 2: other.members.epoch})
+
+
 async def test_a_broker_whose_registration_is_gone_registers_anew_though_its_lease_lives(
     autojump_clock: MockClock,
 ) -> None:
