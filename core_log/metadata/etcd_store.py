@@ -297,6 +297,8 @@ class EtcdStore:
                     logger.warning("the lease could not be renewed: %s", error)
                 failing = True
                 continue
+            if failing and answer.ttl_s:
+                logger.info("the lease is renewed again")
             failing = False
             if not answer.ttl_s:
                 self._lost(lease_id)

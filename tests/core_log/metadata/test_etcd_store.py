@@ -37,6 +37,9 @@ def store_of(model: EtcdModel, **options: str) -> EtcdStore:
     return EtcdStore(EtcdClient(ModelTransport(model), **options), PREFIX)
 
 
+RENEWED = ["the lease could not be renewed", "the lease is renewed again"]
+
+
 async def until(store: EtcdStore, key: bytes, value: bytes, seconds: float) -> None:
     with trio.fail_after(seconds):
         while (entry := store.get(key)) is None or entry.value != value:
@@ -60,6 +63,23 @@ async def test_a_member_that_fails_is_left_for_another(fault: str, autojump_cloc
         assert one.get(b"new") is not None or fault != "down"
         assert one.lease_id
         assert one.lease_deadline > trio.current_time()
+
+
+async def test_that_a_lease_is_renewed_again_is_said(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    model = EtcdModel(1)
+    store = store_of(model)
+    async with running(model, store):
+        await store.change([], [(b"k", b"0")], lease=True)
+        for times in (1, 2):
+            model.fault(0, down=True)
+            await trio.sleep(1.5)
+            model.fault(0, down=False)
+            await trio.sleep(3)
+            said = [line for line in caplog.messages if "the lease" in line]
+            assert [line.partition(":")[0] for line in said] == RENEWED * times
 
 
 async def test_a_member_that_has_no_vote_yet_is_left_for_another(autojump_clock: MockClock) -> None:
