@@ -11,10 +11,12 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS
 from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH, PRODUCE
+from protocols.kafka.messages_transactions import DESCRIBE_PRODUCERS
 from routing.access.grants import Permission
 from routing.broker import Broker
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
-from tests.support.home_cluster import mesh, until
+from tests.support.home_cluster import Mesh, mesh, until
+from tests.support.transactional import transactional
 
 LARGEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -3, -4, -5, -6
 
@@ -162,21 +164,42 @@ async def test_topics_are_described_page_by_page() -> None:
         assert await pages(broker, 10, "a") == [[("a", ErrorCode.TOPIC_AUTHORIZATION_FAILED, [])]]
 
 
+async def divided(found: Mesh) -> tuple[int, int]:
+    """Who leads the topic `t`, and the one that does not, once both know it."""
+    await until(lambda: all("t" in one.broker.topics for one in found.members.values()))
+
+    def leads(number: int) -> bool:
+        leadership = found.members[number].broker.topics["t"].partitions[0].leadership
+        return leadership is not None and leadership.refusal() is None
+
+    await until(lambda: any(map(leads, found.members)))
+    leader = next(filter(leads, found.members))
+    other = next(number for number in found.members if number != leader)
+    await until(lambda: not leads(other))
+    return leader, other
+
+
+async def test_a_follower_tells_what_is_open_in_its_replica() -> None:
+    """As kafka-transactions find-hanging --broker-id asks for all that a broker has, led there or not."""
+    async with mesh() as found:
+        await found.members[1].broker.create_topic("t", config={})
+        leader, other = await divided(found)
+        led, copy = (found.members[number].broker.topics["t"].partitions[0] for number in (leader, other))
+        await until(lambda: copy.is_here)
+        led.append(transactional(batch_of([b"x"]), 7, 3, 0))
+        await until(lambda: copy.log.log_end_offset == 1)
+        asked = [Entity(name="t", partition_indexes=[0])]
+        reply = await Peer(found.members[other].broker).ask(DESCRIBE_PRODUCERS, 0, topics=asked)
+        (partition,) = reply.topics[0].partitions
+        assert partition.error_code == ErrorCode.NONE
+        (producer,) = partition.active_producers
+        assert (producer.producer_id, producer.producer_epoch, producer.current_txn_start_offset) == (7, 3, 0)
+
+
 async def test_who_asks_the_wrong_broker_is_told_the_right_one() -> None:
     async with mesh() as found:
-        first = found.members[1]
-        topic = await first.broker.create_topic("t", config={})
-        await until(lambda: all("t" in one.broker.topics for one in found.members.values()))
-        await until(lambda: any(one.broker.topics["t"].error() is None for one in found.members.values()))
-
-        def leads(number: int) -> bool:
-            leadership = found.members[number].broker.topics["t"].partitions[0].leadership
-            return leadership is not None and leadership.refusal() is None
-
-        await until(lambda: any(map(leads, found.members)))
-        leader = next(filter(leads, found.members))
-        other = next(number for number in found.members if number != leader)
-        await until(lambda: not leads(other))
+        topic = await found.members[1].broker.create_topic("t", config={})
+        leader, other = await divided(found)
         peer = Peer(found.members[other].broker)
         peer.adapter.door.name = "peer"  # of the doors that these brokers tell of
         epoch = found.members[leader].broker.topics["t"].partitions[0].leader_epoch

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from core_log.wall_clock import wall_clock_ms
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import FIND_COORDINATOR, JOIN_GROUP, OFFSET_COMMIT, OFFSET_FETCH
@@ -25,7 +26,8 @@ from protocols.kafka.messages_transactions import (
 )
 from routing.access.grants import Permission
 from routing.broker import Broker
-from tests.protocols.kafka.door import Peer, batch_of, fetching, kafka_broker, records_of
+from routing.topics.producers import FORGOTTEN_MS
+from tests.protocols.kafka.door import NOW_MS, Peer, batch_of, fetching, kafka_broker, records_of
 from tests.protocols.kafka.test_consumer_groups import beat
 from tests.support.transactional import transactional
 
@@ -315,6 +317,23 @@ async def test_operators_see_who_has_what_open_and_end_it() -> None:
             assert reply.markers[0].topics[0].partitions[0].error_code == code
         reply = await one.peer.ask(DESCRIBE_PRODUCERS, 0, topics=topics)
         assert [said.coordinator_epoch for said in reply.topics[0].partitions[0].active_producers] == [0]
+
+
+async def test_what_hangs_is_told_though_its_producer_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nobody could find it a day later, and end it."""
+    async with producing() as one:
+        await one.add(("t", 0))
+        assert await one.produce("t", b"x") == ErrorCode.NONE
+        producers = one.peer.adapter.door.broker.topics["t"].partitions[0].producers
+        later = wall_clock_ms() + FORGOTTEN_MS + 1
+        monkeypatch.setattr("routing.topics.producers.wall_clock_ms", lambda: later)
+        producers.forget_silent()
+        assert not len(await producers.states())
+        reply = await one.peer.ask(DESCRIBE_PRODUCERS, 0, topics=[Entity(name="t", partition_indexes=[0])])
+        (producer,) = reply.topics[0].partitions[0].active_producers
+        assert (producer.producer_id, producer.producer_epoch) == (one.id, one.epoch)
+        assert (producer.current_txn_start_offset, producer.last_timestamp) == (0, NOW_MS)
+        assert (producer.last_sequence, producer.coordinator_epoch) == (-1, -1)
 
 
 @pytest.mark.parametrize("version", [1, 4])
