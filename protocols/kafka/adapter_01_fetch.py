@@ -6,6 +6,8 @@
 4. A consumer that says in which epoch the record before its offset was is told where that epoch ended, if that is not
    where it is: then what it has read was lost (KIP-595).
 5. Who reads what is committed gets nothing from the stable offset on, and is told which transactions were aborted.
+6. Who compares replicas (kafka-replica-verification) says so, and gets what a follower has as well, as far as it is
+   known there to be committed.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from protocols.log_waits import Waits
 _IDS_SINCE, _LEADERS_SINCE = 13, 16
 _INITIAL_EPOCH, _FINAL_EPOCH = 0, -1
 _READ_COMMITTED = 1
+_COMPARING = -2
+"""The id of the replica that would be asking."""
 
 
 class FetchEntry(NamedTuple):
@@ -47,6 +51,7 @@ class FetchEntry(NamedTuple):
     bytes_max: int
     leader_epoch: int
     fetched_epoch: int
+    compares: bool
 
 
 class Diverging(NamedTuple):
@@ -83,6 +88,8 @@ class KafkaFetch:
 
 
 def _entries(request: Entity) -> list[FetchEntry]:
+    asks = request if request.replica_state is None else request.replica_state
+    compares = asks.replica_id == _COMPARING
     return [
         FetchEntry(
             topic.topic,
@@ -92,6 +99,7 @@ def _entries(request: Entity) -> list[FetchEntry]:
             max(one.partition_max_bytes, 1),
             one.current_leader_epoch,
             one.last_fetched_epoch,
+            compares,
         )
         for topic in request.topics
         for one in topic.partitions
@@ -126,6 +134,8 @@ class FetchDoor:
             name = topic.name
         try:
             door.require("read", name)
+            if isinstance(entry, FetchEntry) and entry.compares:
+                return door.held(name, entry.partition).log
             partition = door.led(name, entry.partition, leader_epoch=entry.leader_epoch)
             if entry.fetched_epoch >= 0:
                 epoch, end = epoch_end(partition, entry.fetched_epoch)

@@ -12,7 +12,6 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import DESCRIBE_PRODUCERS
 from protocols.kafka.registry import serves
 from routing.bites import bites
-from routing.errors import NotLeader
 
 _UNKNOWN = -1
 
@@ -51,12 +50,8 @@ async def _known(door: Door, topic: str, index: int) -> tuple[PartitionLog, list
     """A partition's log, and the producers that are known of. A follower knows of none, but has their transactions; it
     is asked by who looks through all that a broker has. Raises KafkaError, BrokerError, LogError.
     """
-    try:
-        partition = door.led(topic, index)
-    except NotLeader:
-        partition = door.topic(topic).partitions[index]
-        if not partition.is_here:
-            raise
+    partition = door.held(topic, index)
+    if partition.leadership is not None and partition.leadership.refusal() is not None:
         return partition.log, []
     states = await partition.producers.states()
     return partition.log, list(states.active())

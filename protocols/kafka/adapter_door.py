@@ -138,6 +138,16 @@ class Door:
         partition.leases.used = True
         return partition
 
+    def held(self, name: str, index: int) -> TopicPartition:
+        """A partition that this broker leads now, or of which it has a replica. Raises KafkaError, BrokerError."""
+        try:
+            return self.led(name, index)
+        except errors.NotLeader:
+            partition = self.topic(name).partitions[index]
+            if not partition.is_here:
+                raise
+            return partition
+
     async def create_missing(self, name: str) -> Topic | None:
         """A topic that somebody uses, made if that is allowed; None if not. Raises BrokerError, KafkaError."""
         if self.grants is None:

@@ -14,7 +14,7 @@ from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, METADATA, OFFS
 from protocols.kafka.messages_transactions import DESCRIBE_PRODUCERS
 from routing.access.grants import Permission
 from routing.broker import Broker
-from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
+from tests.protocols.kafka.door import Peer, batch_of, kafka_broker, records_of
 from tests.support.home_cluster import Mesh, mesh, until
 from tests.support.transactional import transactional
 
@@ -194,6 +194,26 @@ async def test_a_follower_tells_what_is_open_in_its_replica() -> None:
         assert partition.error_code == ErrorCode.NONE
         (producer,) = partition.active_producers
         assert (producer.producer_id, producer.producer_epoch, producer.current_txn_start_offset) == (7, 3, 0)
+
+
+async def test_who_compares_replicas_gets_what_a_follower_has() -> None:
+    """As kafka-replica-verification asks; it takes replicas that answer nothing for ones that lag."""
+    async with mesh() as found:
+        topic = await found.members[1].broker.create_topic("t", config={})
+        leader, other = await divided(found)
+        led, copy = (found.members[number].broker.topics["t"].partitions[0] for number in (leader, other))
+        led.append(batch_of([b"x"]))
+        await until(lambda: copy.log.high_watermark == 1)
+        for version in (4, 14, 15, 18):
+            place = {"topic": "t"} if version < 13 else {"topic_id": topic.id}
+            asked = Entity(partitions=[Entity(partition=0, fetch_offset=0, partition_max_bytes=1)], **place)
+            who: dict[str, Any] = {"replica_id": -2} if version < 15 else {"replica_state": Entity(replica_id=-2)}
+            for number in (leader, other):
+                peer = Peer(found.members[number].broker)
+                reply = await peer.ask(FETCH, version, topics=[asked], max_wait_ms=0, **who)
+                partition = reply.responses[0].partitions[0]
+                assert (partition.error_code, partition.high_watermark) == (ErrorCode.NONE, 1)
+                assert [record.value for record in records_of(partition)] == [b"x"]
 
 
 async def test_who_asks_the_wrong_broker_is_told_the_right_one() -> None:
