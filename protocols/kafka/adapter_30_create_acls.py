@@ -17,6 +17,7 @@ from protocols.kafka.adapter_acls import (
     Operation,
     Resource,
     accesses_of,
+    in_turn,
     part_of,
     user_of,
 )
@@ -36,12 +37,14 @@ _Said = dict[tuple[str, int, int, str], set[int]]
 
 @serves(CREATE_ACLS, 0, 3)
 async def create_acls(door: Door, call: Call, request: Entity) -> Entity:
-    """One after the other."""
+    """One after the other, in the order that `in_turn` says."""
+    creations: list[Entity] = request.creations
     said: _Said = {}
-    for one in request.creations:
+    for one in creations:
         said.setdefault(_place(one), set()).add(one.operation)
-    results = []
-    async for one in bites(request.creations):
+    results = [Entity() for _ in creations]
+    async for at in bites(in_turn(one.operation for one in creations)):
+        one = creations[at]
         code, why = ErrorCode.NONE, None
         try:
             door.require_administrator()
@@ -50,7 +53,7 @@ async def create_acls(door: Door, call: Call, request: Entity) -> Entity:
             code, why = code_of(error), str(error) or None
             if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 code = ErrorCode.INVALID_REQUEST  # no such user
-        results.append(Entity(error_code=code, error_message=why))
+        results[at] = Entity(error_code=code, error_message=why)
     return Entity(results=results)
 
 

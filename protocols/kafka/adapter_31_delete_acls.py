@@ -20,6 +20,7 @@ from protocols.kafka.adapter_acls import (
     Resource,
     accesses_of,
     entries,
+    in_turn,
     resource_of,
 )
 from protocols.kafka.adapter_door import Call, Door
@@ -38,8 +39,11 @@ _OWN = "it is what lets you ask for this, and goes where the filter has your nam
 
 @serves(DELETE_ACLS, 0, 3)
 async def delete_acls(door: Door, call: Call, request: Entity) -> Entity:
-    """One filter after the other."""
-    return Entity(filter_results=[await _deleted(door, one) async for one in bites(request.filters)])
+    """One filter after the other, in the order that `in_turn` says."""
+    results = [Entity() for _ in request.filters]
+    async for at in bites(in_turn(one.operation for one in request.filters)):
+        results[at] = await _deleted(door, request.filters[at])
+    return Entity(filter_results=results)
 
 
 async def _deleted(door: Door, asked: Entity) -> Entity:

@@ -208,3 +208,9 @@ def accesses_of(operation: int) -> tuple[Access, ...]:
     if operation == Operation.WRITE:
         return ("write",)
     return ("configure",) if operation in CONFIGURE else ()
+
+
+def in_turn(operations: Iterable[int]) -> list[int]:
+    """Their places, what includes others first: together they come in any order, from Java's tool in that of a set."""
+    turns = [0 if one == Operation.ALL else 2 if one in LOOKS else 1 for one in operations]
+    return sorted(range(len(turns)), key=turns.__getitem__)

@@ -148,6 +148,21 @@ async def test_rights_are_given(version: int) -> None:
         assert on("or-d.ers", WRITE, *LOOKS) <= await described(broker)
 
 
+async def test_what_others_include_may_come_before_them() -> None:
+    """As of kafka-acls with two --operation, which sends a set."""
+    async with broker_with_anna() as broker:
+        cluster = [acl("kafka-cluster", one, kind=CLUSTER) for one in (ALTER, ALL)]
+        assert await create(broker, acl("orders", DESCRIBE), acl("orders", READ), *cluster) == [0] * 4
+        assert await described(broker, resource_type_filter=TOPIC) == on("orders", READ, *LOOKS)
+        assert await create(broker, acl("other", DESCRIBE), acl("other", WRITE, host="192.0.2.1")) == [42, 42]
+        said: dict[str, Any] = {"resource_type_filter": TOPIC, "resource_name_filter": "orders"}
+        said |= {"pattern_type_filter": LITERAL, "principal_filter": "User:anna", "host_filter": "*"}
+        filters = [Entity(**said, operation=one, permission_type=ALLOW) for one in (DESCRIBE, READ)]
+        reply = await Peer(broker).ask(DELETE_ACLS, 3, filters=filters)
+        found = [[(one.operation, one.error_code) for one in each.matching_acls] for each in reply.filter_results]
+        assert found == [[], [(READ, 0), (DESCRIBE, 0), (DESCRIBE_CONFIGS, 0)]]
+
+
 @pytest.mark.parametrize(
     "asked",
     [
