@@ -38,7 +38,7 @@ from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
 from core_log.metadata.etcd_watch import Standstill, WholeRevisions
 from core_log.metadata.etcd_wire import EtcdError
 from core_log.metadata.histories import Anchor, difference, is_before
-from core_log.metadata.joined_changes import JoinedChanges, Unanswered
+from core_log.metadata.joined_changes import JoinedChanges, Unanswered, is_repeatable
 from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ class EtcdStore:
         self._prefix = prefix
         self._lease_ttl_s = lease_ttl_s
         self._anchor = anchor
-        self._has_lost = False
+        self._over = ""
+        """Why nothing is heard from etcd any more."""
         """Rule 5 has stopped it."""
         self._entries: SortedDict[bytes, MetadataEntry] = SortedDict()
         self._name = name if name is not None else secrets.token_hex(6).encode()
@@ -151,8 +152,8 @@ class EtcdStore:
         self._awaited.set()
         with trio.move_on_after(_TIMEOUT_S) as waiting:
             while not condition():
-                if self._has_lost:
-                    raise MetadataUnavailable("etcd has lost its data")
+                if self._over:
+                    raise MetadataUnavailable(self._over)
                 await self._advanced.wait()
         if waiting.cancelled_caught:
             raise MetadataUnavailable(
@@ -178,7 +179,7 @@ class EtcdStore:
         puts = [(self._prefix + key, value) for key, value in puts]
         try:
             with trio.CancelScope(shield=True):
-                if not lease and _is_repeatable(guards, puts):
+                if not lease and is_repeatable(guards, puts):
                     return await self._joined.make(guards, puts, check)
                 if check is not None:
                     check()
@@ -205,7 +206,7 @@ class EtcdStore:
             del self._made[name]
 
     async def _send(self, body: dict[str, Any], guards: list[Guard], puts: list[Put], name: bytes) -> int:
-        repeatable = _is_repeatable(guards, puts)
+        repeatable = is_repeatable(guards, puts)
         until = trio.current_time() + _TIMEOUT_S
         unsure, read_anew = False, self._read_anew
         while True:
@@ -327,10 +328,17 @@ class EtcdStore:
         except (Unreachable, EtcdError) as error:
             raise MetadataUnavailable(f"etcd cannot be read: {error}") from error
         task_status.started()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow)
-            nursery.start_soon(self._check)
-            nursery.start_soon(self._keep_lease)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow)
+                nursery.start_soon(self._check)
+                nursery.start_soon(self._keep_lease)
+        finally:
+            self._end(self._over or "the broker ends")
+
+    def _end(self, why: str) -> None:
+        self._over = why
+        self._advanced.set()  # it never is anew
 
     async def _warn_of_version(self) -> None:
         version = wire.parse_version(await self._client.read(wire.STATUS, {}, _TIMEOUT_S))
@@ -454,8 +462,7 @@ class EtcdStore:
     def _require_anchor(self, changed: Iterable[MetadataEntry]) -> None:
         """Raises MetadataLost: rule 5."""
         if self._anchor is not None and self._anchor.is_lost(self._entries, changed):
-            self._has_lost = True
-            self._advanced.set()  # it never is anew
+            self._end("etcd has lost its data")
             raise MetadataLost(f"etcd does not know {self._prefix.decode()} any more, or has another one")
 
     async def _read_all(self) -> None:
@@ -481,12 +488,6 @@ class EtcdStore:
             self._apply(revision, difference(self._entries, found, revision))
         finally:
             self.reads_anew = False
-
-
-def _is_repeatable(guards: Iterable[Guard], puts: Iterable[Put]) -> bool:
-    """Whether a change cannot be made twice: see rule 3."""
-    guarded = {guard.key for guard in guards if guard.mod_revision is not None}
-    return guarded.issuperset(key for key, _ in puts)
 
 
 def _refusal(error: EtcdError) -> Exception:

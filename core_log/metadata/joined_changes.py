@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 
@@ -29,6 +29,12 @@ class Unanswered(MetadataUnavailable):
 
 Send = Callable[[list[Guard], list[Put]], Awaitable[int]]
 """Makes a change; its revision. Raises Conflict, MetadataUnavailable, BatchTooLarge."""
+
+
+def is_repeatable(guards: Iterable[Guard], puts: Iterable[Put]) -> bool:
+    """Whether a change cannot be made twice: it guards all that it puts."""
+    guarded = {guard.key for guard in guards if guard.mod_revision is not None}
+    return guarded.issuperset(key for key, _ in puts)
 
 
 class _Change:

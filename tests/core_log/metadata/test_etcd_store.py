@@ -482,3 +482,16 @@ async def test_reading_everything_may_take_longer_than_etcd_is_looked_at(why: st
                 model.compact(model.revision)
                 transport.cut_off = False  # type: ignore[attr-defined]
                 await until(slow, b"k", b"2", 60)
+
+
+async def test_nobody_waits_for_what_a_store_that_has_ended_does_not_hear(autojump_clock: MockClock) -> None:
+    """A broker that ends waits for whoever changes something: each would wait for as long as for an etcd that is gone."""
+    model = EtcdModel(1)
+    store = store_of(model)
+    async with running(model, store):
+        revision = await store.change([], [(b"k", b"0")])
+    before = trio.current_time()
+    await store.caught_up(revision)
+    with pytest.raises(MetadataUnavailable, match="the broker ends"):
+        await store.caught_up(revision + 1)
+    assert trio.current_time() == before
