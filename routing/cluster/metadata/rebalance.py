@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from routing.cluster.metadata.placement import Place
@@ -89,16 +89,24 @@ class Group:
 
     def even_replicas(self) -> None:
         """No broker has two more than another one that could take one of these."""
-        while self._move_one():
-            pass
+        moved = True
+        while moved:
+            moved = False
+            left: dict[tuple[int, int], Iterator[str]] = {}
+            while self._move_one(left):
+                moved = True
 
-    def _move_one(self) -> bool:
+    def _move_one(self, left: dict[tuple[int, int], Iterator[str]]) -> bool:
+        """What is `left` to look at of each pair of brokers: thousands of logs are looked through a few times, and not
+        for each that moves.
+        """
         by_rank = sorted(self.racks, key=self._rank)
         for giver in reversed(by_rank):
             for taker in by_rank:
                 if self.held[giver] - self.held[taker] < 2:
                     break
-                for log, line in self.lines.items():
+                for log in left.setdefault((giver, taker), iter(self.lines)):
+                    line = self.lines[log]
                     if giver not in line or taker in line:
                         continue
                     rest = [one for one in line if one != giver]
@@ -110,9 +118,13 @@ class Group:
     def even_leaders(self, total: Mapping[int, int]) -> None:
         """No broker is preferred for two more logs than another one, if there is a way between them."""
         leads = Counter(line[0] for line in self.lines.values() if line)
+        ways: _Ways = defaultdict(lambda: defaultdict(dict))
+        for log, line in self.lines.items():
+            for to in line[1:]:
+                ways[line[0]][to][log] = None
         while True:
             for giver in sorted(self.racks, key=lambda one: (-leads[one], -total.get(one, 0), one)):
-                way = self._way(giver, leads, total)
+                way = _way(ways, giver, leads, total)
                 if way:
                     break
             else:
@@ -121,19 +133,26 @@ class Group:
                 line = self.lines[log]
                 leads[line[0]] -= 1
                 leads[to] += 1
+                for other in line[1:]:
+                    del ways[line[0]][other][log]
                 line.remove(to)
                 line.insert(0, to)
+                for other in line[1:]:
+                    ways[to][other][log] = None
 
-    def _way(self, giver: int, leads: Mapping[int, int], total: Mapping[int, int]) -> list[tuple[str, int]]:
-        """Logs and their new first replicas, which take one from `giver` and give one to who has two less."""
-        ways: dict[int, list[tuple[str, int]]] = {giver: []}
-        line = [giver]
-        for at in line:
-            for log, replicas in self.lines.items():
-                if replicas and replicas[0] == at:
-                    for to in replicas[1:]:
-                        if to not in ways:
-                            ways[to] = [*ways[at], (log, to)]
-                            line.append(to)
-        fewer = [one for one in line if leads.get(giver, 0) - leads.get(one, 0) >= 2]
-        return ways[min(fewer, key=lambda one: (leads.get(one, 0), total.get(one, 0), one))] if fewer else []
+
+_Ways = dict[int, dict[int, dict[str, None]]]
+"""Logs by who is first in their line, and by each of the others."""
+
+
+def _way(ways: _Ways, giver: int, leads: Mapping[int, int], total: Mapping[int, int]) -> list[tuple[str, int]]:
+    """Logs and their new first replicas, which take one from `giver` and give one to who has two less."""
+    found: dict[int, list[tuple[str, int]]] = {giver: []}
+    line = [giver]
+    for at in line:
+        for to, logs in ways[at].items():
+            if logs and to not in found:
+                found[to] = [*found[at], (next(iter(logs)), to)]
+                line.append(to)
+    fewer = [one for one in line if leads.get(giver, 0) - leads.get(one, 0) >= 2]
+    return found[min(fewer, key=lambda one: (leads.get(one, 0), total.get(one, 0), one))] if fewer else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from time import process_time
 
 import pytest
 
@@ -72,6 +73,16 @@ def test_kinds_are_balanced_each_by_itself() -> None:
     after = applied(logs, plan(logs, [Place(1, 1), Place(2, 2)]))
     for kind in ("home", "offsets", "topic"):
         assert Counter(after[log][0] for log in after if log.startswith(kind)) == {1: 2, 2: 2}
+
+
+def test_of_thousands_of_logs_not_all_are_looked_through_for_each_that_moves() -> None:
+    """It is worked out between two messages, and a broker that stands still for long loses its lease."""
+    logs = {f"topic-{n}-0": Shape(tuple((n + place) % 3 + 1 for place in range(3)), 3) for n in range(10_000)}
+    began_s = process_time()
+    after = plan(logs, FOUR)
+    assert process_time() - began_s < 1.5
+    assert copies(logs, after) == 7_500
+    assert set(Counter(replicas[0] for replicas in applied(logs, after).values()).values()) == {2_500}
 
 
 @pytest.mark.parametrize("seed", range(40))
