@@ -26,8 +26,8 @@ FORWARDED = frozenset(
     }
 )  # fmt: skip
 """Those that another broker may ask for; each names a queue, or several of one home."""
-REPEATABLE = FORWARDED - {"delayed.cancel", "queues.delete", "queues.move", "queues.rewind"}
-"""To do these twice is to do them once."""
+REPEATABLE = FORWARDED - {"delayed.cancel", "queues.move", "queues.rewind"}
+"""To do these twice is to do them once: a queue is gone, though the second time nobody knows what it held."""
 EVERYWHERE = frozenset({"connections.close", "sessions.connected"})
 """Those that are asked of all brokers; none asks on when it is run for another broker."""
 _PATIENCE_S = 3.0

@@ -330,7 +330,10 @@ class Control:
         away = self._away(vhost, name)
         if away is not None:
             told = {"name": name, "vhost": vhost, "if_unused": if_unused, "if_empty": if_empty}
-            count: int = await ask_leader(self._broker, away, "queues.delete", told)
+            try:
+                count: int = await ask_leader(self._broker, away, "queues.delete", told)
+            except NotFound:
+                return 0  # it went meanwhile, or its broker did
             return count
         stream = topology.vhost(vhost).streams.get(name)
         if stream is not None:
@@ -406,10 +409,11 @@ class Control:
         source = topology.vhost(vhost).exchanges.get(exchange)
         if away is not None and (source is None or source.durable):
             # Who has the queue tells all what it wants. Exchanges that end with this broker have it do so here.
-            for operation, some in (("queues.bind", new), ("queues.unbind", gone)):
+            for operation, some, fine in (("queues.bind", new, ()), ("queues.unbind", gone, (NotFound,))):
                 for pattern, arguments in some:
                     said = {"exchange": exchange, "pattern": pattern, "syntax": syntax, "arguments": arguments or {}}
-                    await ask_leader(self._broker, away, operation, {"name": name, "vhost": vhost, **said})
+                    with suppress(*fine):  # where there is no queue any more, there is no binding
+                        await ask_leader(self._broker, away, operation, {"name": name, "vhost": vhost, **said})
             return
         come, go = (
             [Binding.make(exchange, destination, pattern, arguments, syntax) for pattern, arguments in some]

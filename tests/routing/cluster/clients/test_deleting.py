@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import trio
+
+from routing.cluster.clients import served_commands
 from routing.cluster.clients.remote_queue import RemoteQueue
+from routing.errors import NotFound
 from tests.support.engine_node import town_of
 
 
@@ -24,3 +29,53 @@ async def test_a_queue_that_goes_while_its_leader_is_asked_is_gone(
         monkeypatch.setattr(RemoteQueue, "refresh", late)
         assert await other.delete_queue("q", if_unused=if_unused) == 0
         assert "q" not in other.topology.queues
+
+
+async def test_a_queue_that_ends_with_another_broker_and_goes_while_that_is_asked_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with town_of(1, 2, stripes=1) as town:
+        owner, other = (town.nodes[number].broker for number in (1, 2))
+        command = RemoteQueue.command
+
+        async def late(queue: RemoteQueue, *asked: Any, **how: Any) -> Any:
+            await owner.delete_queue("q")
+            return await command(queue, *asked, **how)
+
+        async def made() -> None:
+            await owner.declare_queue("q")
+            while "q" not in other.topology.vhosts["/"].away:
+                await trio.sleep(0.001)
+
+        monkeypatch.setattr(RemoteQueue, "command", late)
+        with trio.fail_after(10):
+            await made()
+            assert await other.delete_queue("q") == 0
+            await made()
+            await other.unbind("queue", "q", "amq.topic", "a.*")
+            await made()
+            with pytest.raises(NotFound, match="no queue 'q'"):
+                await other.bind("queue", "q", "amq.topic", "a.*")
+
+
+async def test_a_queue_of_another_broker_is_deleted_though_the_link_was_lost_before_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with town_of(1, 2, stripes=1) as town:
+        owner, other = (town.nodes[number].broker for number in (1, 2))
+        run, asked = served_commands.run_forwarded, []
+
+        async def cut(*said: Any) -> Any:
+            asked.append(said)
+            answer = await run(*said)
+            if len(asked) == 1:
+                town.nodes[2].cut(1)
+            return answer
+
+        monkeypatch.setattr(served_commands, "run_forwarded", cut)
+        await owner.declare_queue("q")
+        with trio.fail_after(10):
+            while "q" not in other.topology.vhosts["/"].away:
+                await trio.sleep(0.001)
+            assert await other.delete_queue("q") == 0
+        assert "q" not in owner.topology.queues
