@@ -248,6 +248,11 @@ class Others:
         if not wanted:
             self._by_exchange.pop(interest.exchange, None)
 
+    @property
+    def queue_count(self) -> int:
+        """How many queues others have that end with their brokers."""
+        return len(self._names)
+
     def brokers_of(self, queue: str) -> Collection[str]:
         """Who has a queue of a name that ends with its broker."""
         return self._names.get(queue, ())

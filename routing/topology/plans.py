@@ -223,11 +223,14 @@ def new_queue_name(name: str, prefix: str) -> str:
 
 
 def require_room_for_queue(vhost: VirtualHost, name: str, in_flight: InFlight) -> None:
-    """Raises NoRoomForQueue when the virtual host has, or is about to have, as many queues and streams as it may."""
+    """Raises NoRoomForQueue when the virtual host has, or is about to have, as many queues and streams as it may;
+    those of all brokers count.
+    """
     if vhost.limits.get("max-queues", -1) < 0:
         return
     coming = sum(one not in vhost.queues and one != name for one in in_flight.queues(vhost.name))
-    limit = vhost.room("max-queues", len(vhost.queues) + len(vhost.streams) + coming)
+    away = vhost.others.queue_count if vhost.others is not None else 0
+    limit = vhost.room("max-queues", len(vhost.queues) + len(vhost.streams) + away + coming)
     if limit is not None:
         raise NoRoomForQueue(f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached")
 
