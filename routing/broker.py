@@ -234,6 +234,7 @@ class Broker(Turns):
         self.alter_queue = control.alter_queue
         self.check_queue = control.check_queue
         self.until_gone = control.until_gone
+        self.see_off = control.see_off
         self.delete_queue = control.delete_queue
         self.purge_queue = control.purge_queue
         self.bind = control.bind
@@ -396,6 +397,8 @@ class Broker(Turns):
         else:
             if isinstance(queue, Queue):
                 queue.rules.consumer_gone()
+                if gone and queue.durable:
+                    self.see_off(queue)
             queue.wake()
 
     def _unused(self, queue: Queue) -> None:

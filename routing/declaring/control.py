@@ -23,6 +23,7 @@ from routing.declaring.views import arguments_of, start_of_view
 from routing.elsewhere import LOOK_S, SERVED_WITHIN_S, is_served
 from routing.errors import BrokerError, LedHere, NotAllowed, NotFound, StorageUnavailable
 from routing.queues.queue import Queue
+from routing.queues.queue_rules import COME_AGAIN_S
 from routing.queues.settings import VIEW
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import STREAM
@@ -259,6 +260,27 @@ class Control:
     async def _until_gone_elsewhere(queue: Queue) -> None:
         with suppress(BrokerError):
             await queue.refresh()  # asked behind what was said of the consumers
+
+    def see_off(self, queue: Queue) -> None:
+        """The last consumer here of an auto-delete queue that another broker leads is gone. A leader that is gone, too,
+        may not have heard of it, and the next does not know that there was one. So it is looked at when those that it
+        may have elsewhere have had the time to come again.
+        """
+        self._broker.timers.at(trio.current_time() + COME_AGAIN_S, partial(self._look_after, queue))
+
+    def _look_after(self, queue: Queue) -> None:
+        there = self.topology.vhosts.get(queue.vhost)
+        found = None if there is None else there.queues.get(queue.name)
+        if found is not None and found.id == queue.id and not found.consumers:
+            self._broker.spawn(self._delete_unused, found)
+
+    async def _delete_unused(self, queue: Queue) -> None:
+        try:
+            await self.delete_queue(queue.name, if_unused=True, vhost=queue.vhost)
+        except StorageUnavailable:
+            self.see_off(queue)  # nobody leads it yet
+        except BrokerError:
+            return  # it is used, or gone with its virtual host
 
     async def alter_queue(
         self, name: str, changes: Mapping[str, Any], *, owner: object = None, vhost: str = DEFAULT_VHOST

@@ -1,0 +1,38 @@
+"""Auto-delete queues whose leader is gone when their last consumer goes, at another broker."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from routing.declaring import control
+from tests.routing.cluster.clients.test_served_consumers import Client
+from tests.support.engine_node import town_of
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_queue_whose_last_consumer_goes_while_nobody_leads_it_goes_later(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "COME_AGAIN_S", 0.05)
+    async with town_of(1, 2, 3, stripes=1, leader=1) as town:
+        before, other, leader = (town.nodes[number].broker for number in (1, 2, 3))
+        for name in ("q", "used", "never used"):
+            await before.declare_queue(name, durable=True, auto_delete=True)
+        going, staying = Client(town.nodes[2]).session, Client(town.nodes[3]).session
+        with trio.fail_after(10):
+            await going.consume("q", tag="a", no_ack=False)
+            await going.consume("used", tag="b", no_ack=False)
+            town.lead(0, None)
+            if closes:
+                going.close()
+            else:
+                for consumer in list(going.consumers):
+                    going.cancel(consumer)
+            await trio.sleep(0.06)  # nobody could be asked
+            assert "q" in other.topology.queues
+            town.lead(0, 3)
+            await staying.consume("used", tag="c", no_ack=False)
+            while "q" in leader.topology.queues or "q" in other.topology.queues:
+                await trio.sleep(0.001)
+        assert sorted(leader.topology.queues) == ["never used", "used"]
