@@ -17,6 +17,7 @@ import trio
 from routing.access.grants import Grants
 from routing.administration.forwarded import ask_leader
 from routing.clients import Client
+from routing.cluster.metadata.log_names import home_log
 from routing.declaring.at_once import at_once
 from routing.declaring.topic_control import TopicControl
 from routing.declaring.views import arguments_of, start_of_view
@@ -264,15 +265,24 @@ class Control:
     def see_off(self, queue: Queue) -> None:
         """The last consumer here of an auto-delete queue that another broker leads is gone. A leader that is gone, too,
         may not have heard of it, and the next does not know that there was one. So it is looked at when those that it
-        may have elsewhere have had the time to come again.
+        may have elsewhere have had the time to come again, to the leader that there is then.
         """
-        self._broker.timers.at(trio.current_time() + COME_AGAIN_S, partial(self._look_after, queue))
+        at = trio.current_time() + COME_AGAIN_S
+        self._broker.timers.at(at, partial(self._look_after, queue.vhost, queue.name, queue.id, self._leader_of(queue)))
 
-    def _look_after(self, queue: Queue) -> None:
-        there = self.topology.vhosts.get(queue.vhost)
-        found = None if there is None else there.queues.get(queue.name)
-        if found is not None and found.id == queue.id and not found.consumers:
-            self._broker.spawn(self._delete_unused, found)
+    def _leader_of(self, queue: Queue) -> tuple[int | None, int]:
+        cluster = self._broker.cluster
+        return cluster.leader_of(home_log(queue.partition.index)) if cluster is not None else (None, 0)
+
+    def _look_after(self, vhost: str, name: str, queue_id: int, leader: tuple[int | None, int]) -> None:
+        there = self.topology.vhosts.get(vhost)
+        queue = None if there is None else there.queues.get(name)
+        if queue is None or queue.id != queue_id or queue.consumers:
+            return
+        if leader == self._leader_of(queue):
+            self._broker.spawn(self._delete_unused, queue)
+        else:
+            self.see_off(queue)
 
     async def _delete_unused(self, queue: Queue) -> None:
         try:

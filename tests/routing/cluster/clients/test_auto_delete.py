@@ -36,3 +36,24 @@ async def test_a_queue_whose_last_consumer_goes_while_nobody_leads_it_goes_later
             while "q" in leader.topology.queues or "q" in other.topology.queues:
                 await trio.sleep(0.001)
         assert sorted(leader.topology.queues) == ["never used", "used"]
+
+
+async def test_those_who_consume_elsewhere_have_their_time_to_come_again_to_each_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a queue that is used would go: who consumes it is not known yet to who leads it now."""
+    monkeypatch.setattr(control, "COME_AGAIN_S", 0.1)
+    async with town_of(1, 2, 3, stripes=1, leader=1) as town:
+        await town.nodes[1].broker.declare_queue("q", durable=True, auto_delete=True)
+        going = Client(town.nodes[2]).session
+        with trio.fail_after(10):
+            await going.consume("q", tag="a", no_ack=False)
+            town.lead(0, None)
+            going.close()
+            began_s = trio.current_time()
+            await trio.sleep(0.08)
+            town.lead(0, 3)
+            changed_s = trio.current_time()
+            while "q" in town.nodes[3].broker.topology.queues:
+                await trio.sleep(0.001)
+        assert trio.current_time() >= max(changed_s + 0.1, began_s + 0.2)
