@@ -81,7 +81,7 @@ class Member:
             end_turn=broker.end_turn,
             turn_is_due=broker.turn_is_due,
             has_room=lambda: flusher.unflushed_bytes <= flusher.unflushed_bytes_max,
-            revision=lambda: self.part.store.revision,
+            revision=lambda: self.cluster.revisions.topology,
             engine=broker.engine,
             certificates=self.certificates,
             readers=readers,

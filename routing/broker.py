@@ -51,6 +51,7 @@ from routing.kept.giving_out import GivingOut
 from routing.kept.retained import Retained
 from routing.kept.wills import Wills
 from routing.log_transactions.coordinator import TransactionCoordinator
+from routing.message import Slab
 from routing.queue_host import Clock, Host
 from routing.queues.homes.checkpoints import Checkpoints
 from routing.queues.homes.cold_reads import ColdReads
@@ -69,6 +70,7 @@ from routing.topics.topic import Topic
 from routing.topics.topic_ids import Topics
 from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
+from routing.topology.route import Route
 from routing.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -319,6 +321,16 @@ class Broker(Turns):
 
     def _timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
         return self.timers.at(trio.current_time() + wait_ms / 1000, callback)
+
+    def outdated(self) -> StorageUnavailable | None:
+        """Why this broker cannot say what the topology is now, if it cannot (`Cluster.is_outdated`)."""
+        if self.cluster is None or not self.cluster.is_outdated:
+            return None
+        return StorageUnavailable("the broker is cut off from etcd, and does not know what was declared since")
+
+    def outdated_for(self, route: Route, slab: Slab) -> StorageUnavailable | None:
+        """The same of where messages go: a queue that is known here is known to be there."""
+        return self.outdated() if slab.exchange or not route.homes else None
 
     @property
     def blocked(self) -> str | None:

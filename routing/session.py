@@ -18,7 +18,7 @@ from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import Got as Got
 from routing.elsewhere import get_elsewhere, is_served
-from routing.errors import BrokerError
+from routing.errors import BrokerError, StorageUnavailable
 from routing.message import Slab
 from routing.publishing.confirms import Confirms, watch
 from routing.publishing.deduplication import put
@@ -86,7 +86,8 @@ class Session(Settling):
         With `confirm` each message takes the next sequence number and is confirmed through the sink. Raises NotFound
         when there is no such exchange, AccessRefused when it is internal, LimitExceeded for a message that is too
         large, StorageUnavailable for a persistent one without `confirm` that a log refuses: there is no other way to
-        tell. Refused messages of which nobody wants to hear are counted.
+        tell. Refused messages of which nobody wants to hear are counted. A broker that is outdated does not know where
+        a message goes now: to say that it is there would be to lose it.
         """
         broker = self.broker
         vhost = self.vhost
@@ -100,7 +101,13 @@ class Session(Settling):
         if self.transaction is not None:
             self.transaction.publish(slab, mandatory, copies)
             return
+        counts = confirm or slab.properties.persistent
         for route, part in parts:
+            outdated = broker.outdated_for(route, part) if counts else None
+            if outdated is not None:
+                self._count(part, confirm)
+                self._refuse(part, outdated, confirm)
+                continue
             for piece in route.pieces(part) if route.guarded else (part,):
                 self._publish(route, piece, mandatory, confirm)
 
@@ -135,9 +142,7 @@ class Session(Settling):
         broker = self.broker
         if self.vhost.trace is not None:
             self.vhost.trace.published(self, slab, route)
-        if confirm:
-            self.confirms.published += len(slab.bodies)
-            broker.confirming[self] = None
+        self._count(slab, confirm)
         failed = route.error() if route.is_logged else None
         if failed is not None:
             waiting = route.waiting()
@@ -151,11 +156,7 @@ class Session(Settling):
                 self.sink.returned(slab, "NO_ROUTE")
             return
         if failed is not None:
-            broker.refused_messages += len(slab.bodies)
-            if confirm:
-                self.confirms.refuse(len(slab.bodies), failed)
-            elif slab.properties.persistent:
-                raise failed
+            self._refuse(slab, failed, confirm)
             return
         if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):
             publish_what_fits(self, route, slab, room, confirm)
@@ -166,6 +167,18 @@ class Session(Settling):
             self.confirms.require(slab, targets, asks=route.asks)
         elif route.asks:
             watch(targets, len(slab.bodies))
+
+    def _count(self, slab: Slab, confirm: bool) -> None:
+        if confirm:
+            self.confirms.published += len(slab.bodies)
+            self.broker.confirming[self] = None
+
+    def _refuse(self, slab: Slab, error: StorageUnavailable, confirm: bool) -> None:
+        self.broker.refused_messages += len(slab.bodies)
+        if confirm:
+            self.confirms.refuse(len(slab.bodies), error)
+        elif slab.properties.persistent:
+            raise error
 
     # --- consuming ---------------------------------------------------------------------
 

@@ -128,8 +128,8 @@ class Plan:
         for home in {**self.published, **self.settled}:
             if isinstance(home, QueuePartition):
                 home.look_again()
-        for route in self.routes:
-            failed = route.error()
+        for route, slab, _ in self.routed:
+            failed = route.error() or self.session.broker.outdated_for(route, slab)
             if failed is not None:
                 raise failed
         for home in self.settled:

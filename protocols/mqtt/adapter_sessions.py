@@ -335,6 +335,8 @@ async def _open_session(adapter: MqttAdapter, connect: Connect, previous: MqttAd
     broker, vhost = adapter.broker, adapter.config.virtual_host
     name, client_id = queue_name(connect.client_id), connect.client_id
     there = broker.topology.vhost(vhost).queues.get(name)
+    if (outdated := broker.outdated()) is not None and (there is not None or connect.session_expiry_s):
+        raise outdated  # what is known here of the session and its subscriptions may not be true any more
     present = there is not None and there.partition.durable and not there.exclusive
     # One that was to end with its connection has ended (MQTT-4.1.0-2), though its queue is about to go only, or what a
     # DISCONNECT said of it about to be durable.

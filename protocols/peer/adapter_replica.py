@@ -92,7 +92,7 @@ class LeaderAdapter(PeerAdapter):
         has_room: Callable[[], bool],
         revision: Callable[[], int],
     ) -> None:
-        """`has_room`: the disk keeps up. `revision` is the metadata's that is applied here."""
+        """`has_room`: the disk keeps up. `revision` is where the topology has changed last here."""
         super().__init__(link, outbox, clock=clock, config=config)
         self._replicas = replicas
         self._has_room = has_room

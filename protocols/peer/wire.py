@@ -143,7 +143,7 @@ class Positions(Frame, tag=4):
     """A follower's standing orders, as far as they are new; without any it is a sign of life.
 
     `credit_bytes` is how many bytes of record batches the leader may have sent since the link began, all in all.
-    `revision` is the metadata's that the follower has applied.
+    `revision` is the metadata's at which the topology has changed last for all that the follower has applied.
     """
 
     credit_bytes: Number

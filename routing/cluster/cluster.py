@@ -316,12 +316,21 @@ class Cluster:
         return self._clock() >= self.store.lease_deadline
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether this broker alone has no word of etcd: exchanges, queues and bindings may not be what it knows any
+        more, as whoever declares them does not wait for it.
+        """
+        return self.has_no_lease and self.revisions.lags
+
+    @property
     def serves(self) -> bool:
         """Whether it has its lease, or goes on without, as where etcd is away for all: it leads something by the fresh
-        word of others, or leads nothing, and has a link to some of them.
+        word of others, or leads nothing, and has a link to some of them; not if it is outdated.
         """
         if not self.has_no_lease:
             return True
+        if self.revisions.lags:
+            return False
         now_s = self._clock()
         roles = (replica.role for replica in self.replicas.by_name.values())
         led = [role for role in roles if isinstance(role, Leader) and role.followers]

@@ -69,7 +69,7 @@ class Replicas:
         self.leaders: dict[int, LeaderLink] = {}
         """Links to brokers that may lead, by their id."""
         self.heard: Callable[[int, int], None] | None = None
-        """Called with a broker and the metadata's revision that it says it has applied."""
+        """Called with a broker and the metadata's revision at which the topology has changed last there."""
         self.revision_due = False
         """Others wait to hear which one is applied here."""
         self.decide: Callable[[Leader], None] | None = None

@@ -51,7 +51,7 @@ class _Elections:
 class StaticCluster:
     """`routing.cluster.cluster.Cluster` without replicas: leaders are what a test says."""
 
-    has_no_lease = False
+    has_no_lease = is_outdated = False
 
     def __init__(
         self, broker_id: int, store: EmbeddedStore, leaders: dict[str, tuple[int | None, int]], homes: int

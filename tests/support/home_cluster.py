@@ -47,7 +47,7 @@ class Wire:
 
     def send(self, messages: Sequence[Batches] | Sequence[Position], frame: Frame | None = None) -> None:
         """See `FollowerLink`, `LeaderLink`."""
-        self._send.send_nowait((self._sender.one.store.revision, list(messages)))
+        self._send.send_nowait((self._sender.part.revisions.topology, list(messages)))
 
     def answer(self, reply: Diverging | Refused) -> None:
         """See `FollowerLink`."""
