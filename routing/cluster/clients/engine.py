@@ -1,10 +1,17 @@
-"""What a broker and the others do for each other's clients: both directions, and what they have in common."""
+"""What a broker and the others do for each other's clients: both directions, and what they have in common.
+
+A broker that is not registered any more is gone, and so are the queues that end with it. But when etcd was away for
+longer than leases last nobody is registered for a moment: who has had no lease itself waits until the others are back.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+
+import trio
 
 from routing.cluster.clients.away_queues import AwayQueues
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
@@ -22,6 +29,9 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.cluster import Cluster
     from routing.storage import Storage
+
+_BACK_WITHIN_S = 2.0
+"""Who is there when etcd is there again is registered by then."""
 
 
 class Collecting(Protocol):
@@ -52,6 +62,9 @@ class Engine:
         """The same, of those that look after transactional producers."""
         self.unsent: dict[Collecting, None] = {}
         """Ends of links that have collected something in this turn."""
+        self._no_lease_s = -math.inf
+        """When this broker had none last."""
+        self._awaits = False
 
     def keep_offsets(self, storage: Storage, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
         """Group offsets are shared. Raises OSError."""
@@ -105,7 +118,25 @@ class Engine:
         self.offsets.forward = forward
 
     def _brokers_changed(self) -> None:
+        self._look_at_lease()
+        if trio.current_time() >= self._no_lease_s + _BACK_WITHIN_S:
+            self.interests.forget_all_but(self.others())
+            return
+        self.interests.forget_all_but(self.interests.known)
+        if not self._awaits:
+            self._awaits = True
+            self.spawn(self._forget_later)
+
+    async def _forget_later(self) -> None:
+        while trio.current_time() < self._no_lease_s + _BACK_WITHIN_S:
+            await trio.sleep_until(self._no_lease_s + _BACK_WITHIN_S)
+            self._look_at_lease()
+        self._awaits = False
         self.interests.forget_all_but(self.others())
+
+    def _look_at_lease(self) -> None:
+        if self.cluster.has_no_lease:
+            self._no_lease_s = trio.current_time()
 
     async def wait_for_room(self) -> None:
         """Wait while a broker takes less than comes for it."""
@@ -128,6 +159,7 @@ class Engine:
 
     def tick(self) -> None:
         """A moment has passed."""
+        self._look_at_lease()
         self.forwarding.tick()
         for link in tuple(self.forwarding.links.values()):
             link.beat()

@@ -255,6 +255,11 @@ class Interests:
             self._remove(broker, interest)
         self._of.pop(broker, None)
 
+    @property
+    def known(self) -> Collection[int]:
+        """Brokers that have told something."""
+        return self._of.keys()
+
     def forget_all_but(self, brokers: Collection[int]) -> None:
         """Only these are there."""
         for broker in [broker for broker in self._of if broker not in brokers]:
