@@ -61,7 +61,7 @@ class Revisions:
     @property
     def lags(self) -> bool:
         """Whether another broker knows of a change of the topology that is not applied here, or none says anything."""
-        if any(revision > self.topology for revision in self._applied.values()):
+        if any(revision > self._store.revision for revision in self._applied.values()):
             return True
         has_others = any(broker != self._members.broker_id for broker in self._members.brokers)
         return has_others and trio.current_time() > self._heard_s + _SILENCE_S

@@ -485,7 +485,7 @@ async def test_reading_everything_may_take_longer_than_etcd_is_looked_at(why: st
 
 
 async def test_nobody_waits_for_what_a_store_that_has_ended_does_not_hear(autojump_clock: MockClock) -> None:
-    """A broker that ends waits for whoever changes something: each would wait for as long as for an etcd that is gone."""
+    """A broker that ends waits for who changes something: each would wait for as long as for an etcd that is gone."""
     model = EtcdModel(1)
     store = store_of(model)
     async with running(model, store):
