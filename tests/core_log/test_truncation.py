@@ -33,7 +33,7 @@ def test_a_power_loss_at_any_step_of_a_cut_leaves_a_whole_log(cut: int) -> None:
     files = FaultyFiles(memory)
     log = a_log(files)
     found: list[MemoryFiles] = []
-    files.hook = lambda *_: found.extend(memory.crash(dice) for _ in range(10))
+    files.hook = lambda *_: found.extend(memory.crash(dice) for _ in range(4))
     assert cut_files(log, cut).next_offset == cut
     files.hook = None
     for survived in found:
