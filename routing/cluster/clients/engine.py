@@ -95,11 +95,13 @@ class Engine:
         return Keeping(broker, self, partial(broker.storage.open_shared_retained, self.cluster))
 
     def is_gone(self, broker: int, process: int) -> bool:
-        """Whether a process of a broker is not there any more, as far as is known here."""
+        """Whether a process of a broker is not there any more, as far as is known here: one that etcd does not reach is
+        there as long as it has a link.
+        """
         if broker == self.cluster.broker_id:
             return process != self.forwarding.process
         there = self.serving.process_of(broker)
-        if broker not in self.cluster.members.brokers:
+        if broker not in self.cluster.members.brokers and not self._may_be_back:
             return there != process or broker not in self.serving.links
         return there is not None and there != process
 
@@ -117,9 +119,14 @@ class Engine:
         """How group offsets that others have are asked for."""
         self.offsets.forward = forward
 
+    @property
+    def _may_be_back(self) -> bool:
+        """Whether others that are not registered may be about to."""
+        return trio.current_time() < self._no_lease_s + _BACK_WITHIN_S
+
     def _brokers_changed(self) -> None:
         self._look_at_lease()
-        if trio.current_time() >= self._no_lease_s + _BACK_WITHIN_S:
+        if not self._may_be_back:
             self.interests.forget_all_but(self.others())
             return
         self.interests.forget_all_but(self.interests.known)
@@ -128,7 +135,7 @@ class Engine:
             self.spawn(self._forget_later)
 
     async def _forget_later(self) -> None:
-        while trio.current_time() < self._no_lease_s + _BACK_WITHIN_S:
+        while self._may_be_back:
             await trio.sleep_until(self._no_lease_s + _BACK_WITHIN_S)
             self._look_at_lease()
         self._awaits = False

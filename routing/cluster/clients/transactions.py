@@ -354,12 +354,7 @@ class SharedTransactions:
     def _is_gone(self, key: bytes) -> bool:
         """The process that had a record kept is not there to see to it."""
         broker, process = (int.from_bytes(key[start : start + 8], "big") for start in (0, 8))
-        if broker == self._cluster.broker_id:
-            return process != self._process
-        if broker not in self._cluster.members.brokers:
-            return True
-        there = self._engine.serving.process_of(broker)
-        return there is not None and there != process
+        return self._engine.is_gone(broker, process)
 
     async def _redo(self, number: int, key: bytes, record: bytes) -> None:
         try:

@@ -25,6 +25,28 @@ def known_to(brokers: Mesh, me: int) -> set[int]:
     return set(engine.interests.known)
 
 
+def takes_for_gone(brokers: Mesh, me: int, other: int) -> bool:
+    """Whether it would do again what the process of another one has decided."""
+    there, engine = brokers.members[other].broker.engine, brokers.members[me].broker.engine
+    assert there is not None
+    assert engine is not None
+    key = b"%s%s" % (other.to_bytes(8, "big"), there.forwarding.process.to_bytes(8, "big"))
+    assert engine.transactions is not None
+    return engine.transactions._is_gone(key)
+
+
+async def test_one_that_etcd_alone_does_not_reach_is_there_as_long_as_it_has_a_link(autojump_clock: MockClock) -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        alone = brokers.members[3]
+        alone.one.transport.cut_off = True
+        await until(lambda: 3 not in brokers.members[1].part.members.brokers)
+        await trio.sleep(5)
+        assert not takes_for_gone(brokers, 1, 3)
+        alone.cut()
+        assert takes_for_gone(brokers, 1, 3)
+        alone.one.transport.cut_off = False
+
+
 @pytest.mark.parametrize("last", [1, 3])
 async def test_brokers_that_register_anew_are_not_taken_for_gone(last: int, autojump_clock: MockClock) -> None:
     async with mesh() as brokers:
@@ -42,6 +64,7 @@ async def test_brokers_that_register_anew_are_not_taken_for_gone(last: int, auto
             await trio.sleep(0.02)
             for me in brokers.members:
                 assert known_to(brokers, me) == {1, 2, 3} - {me}
+                assert not any(takes_for_gone(brokers, me, other) for other in {1, 2, 3} - {me})
             registered = [len(member.part.members.brokers) == 3 and not member.part.has_no_lease for member in members]
         await trio.sleep(2.1)
         assert known_to(brokers, 1) == {2, 3}
