@@ -50,6 +50,8 @@ class ReadableLog:
     """Whether this broker leads it and somebody else could."""
     is_led: Callable[[], bool] | None = None
     """Whether this broker leads it; None: nobody else ever does."""
+    is_everywhere: Callable[[], bool] | None = None
+    """Whether all who have a replica have what is committed; None: nobody else has one."""
     _tail: TailCache
     _given: dict[int, int] | None = None
     """How often pieces of files went out unchecked, by where they begin; below zero: what is there was checked."""

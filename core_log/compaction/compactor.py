@@ -8,7 +8,9 @@
    (`core_log/replacement.py`): a crash leaves either, and readers of the old files read on.
 3. All of it is decided from the log's own bytes, so replicas compact each for itself. Below what is clean they may
    differ in which records are still there, never in what a record is, nor in the last record of a key.
-4. Everything that reads or writes files runs in a thread, and calls `pause` often.
+4. What says that something is gone (a tombstone, the end of a transaction) stays while a replica is not in sync: it may
+   have that something and nothing else, and would bring it back when it leads. A transaction would be open for good.
+5. Everything that reads or writes files runs in a thread, and calls `pause` often.
 """
 
 from __future__ import annotations
@@ -100,9 +102,16 @@ def look(log: PartitionLog, state: CompactionState, now_ms: int) -> Dirt:
     is_due = dirty_bytes > 0 and (
         ratio >= config.dirty_ratio_min or 0 <= oldest_ms < now_ms - config.compaction_lag_max_ms
     )
-    before = state.tombstones_before(now_ms, config.delete_retention_ms)
+    before = _tombstones_before(log, state, now_ms)
     is_due = is_due or (state.tombstones and before > max(state.tombstones_dropped_before, log.log_start_offset))
     return Dirt(first, max(end, first), ratio, is_due)
+
+
+def _tombstones_before(log: PartitionLog, state: CompactionState, now_ms: int) -> int:
+    """Tombstones below may go: rule 4."""
+    if log.is_everywhere is not None and not log.is_everywhere():
+        return 0
+    return state.tombstones_before(now_ms, log.config.delete_retention_ms)
 
 
 def _first_timestamp(log: PartitionLog, segment: Segment) -> int:
@@ -173,7 +182,7 @@ def _read(log: PartitionLog, state: CompactionState, limits: CompactionLimits, p
     found = survey(log, 0 if state.producers else dirt.first, durable, pause)
     end = max(min([dirt.end, *found.undecided.values()]), dirt.first)
     keys = read_key_map(log, dirt.first, end, found, limits.memory_bytes_max, limits.decompressed_bytes_max, pause)
-    before = state.tombstones_before(now_ms, log.config.delete_retention_ms)
+    before = _tombstones_before(log, state, now_ms)
     since_ms = now_ms - limits.producer_ms
     ends = {log.log_end_offset, *(first for _, first in log.epochs.entries.copy())}
     kept = Filter(keys, found, before, since_ms, limits.decompressed_bytes_max, ends, keys.has_tombstones)

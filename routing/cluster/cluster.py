@@ -166,6 +166,7 @@ class Cluster:
         )
         log.may_hand_over = partial(self.may_hand_over, name)
         log.is_led = lambda: self.role_of(name) is not None
+        log.is_everywhere = partial(self.is_everywhere, name)
         replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
         lost = self._trust.is_lost(name, synced=synced)
         if lost or watermark > log.log_end_offset or replica.lost:
@@ -205,6 +206,11 @@ class Cluster:
         if state is None or self.role_of(name) is None:
             return False
         return successor(name, state, broker_states(self.members.brokers.values())) is not None
+
+    def is_everywhere(self, name: str) -> bool:
+        """Whether all replicas of a log are in sync."""
+        state = self.state_of(name)
+        return state is not None and set(state.replicas) <= set(state.isr_brokers)
 
     def begun(self) -> None:
         """All logs are open that can be: what is lost is written down, and the broker may register. Raises OSError."""
