@@ -156,17 +156,22 @@ class GroupReleaser(Releaser):
         self._ahead: deque[int] = deque()
         """The offsets of what was appended and the group has not got past."""
         self._asks = False
+        self._stands = False
+        """Nothing can be appended now."""
 
     @property
     def _partition(self) -> TopicPartition | None:
-        """None where it is not led here any more."""
+        """None where it is not led here any more. As long as too few are in sync, or the disk refuses, it still is."""
         topic = self._broker.topics.get(self._topic)
-        return led_here(topic, self._index) if topic is not None else None
+        return _led_by(topic, self._index) if topic is not None else None
 
     def writable(self) -> bool:
         """See `DeliverySink`; asked before each delivery, which is limited to what there is room for."""
         partition = self._partition
         if partition is None or self._consumer is None:
+            return False
+        self._stands = partition.error() is not None
+        if self._stands:
             return False
         config = partition.log.config
         room = config.priority_ahead - len(self._ahead) if config.priority_group else _PREFETCH
@@ -185,6 +190,8 @@ class GroupReleaser(Releaser):
             self._session.close()
             self.gone = True
             return
+        if self._stands and partition.error() is None:
+            self._go_on()
         config = partition.log.config
         if not config.priority_group:
             self._got_to(float("inf"))
@@ -206,14 +213,26 @@ class GroupReleaser(Releaser):
         before = len(self._ahead)
         while self._ahead and self._ahead[0] < offset:
             self._ahead.popleft()
-        if len(self._ahead) < before and not self._session.closed:
+        if len(self._ahead) < before:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._session.closed:
             self._session.resume()
             self._broker.end_turn()
 
 
 def led_here(topic: Topic, index: int) -> TopicPartition | None:
     """A partition, if there is one that this broker may append to."""
+    partition = _led_by(topic, index)
+    return partition if partition is not None and partition.error() is None else None
+
+
+def _led_by(topic: Topic, index: int) -> TopicPartition | None:
+    """A partition, if this broker leads it."""
     if index >= len(topic.partitions):
         return None
     partition = topic.partitions[index]
-    return partition if partition.forward is None and partition.error() is None else None
+    leadership = partition.leadership
+    may_lead = leadership is None or leadership.refusal() is None
+    return partition if partition.forward is None and may_lead else None
