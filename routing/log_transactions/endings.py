@@ -2,7 +2,8 @@
 
 1. In a partition the end is a marker, appended by its leader and committed before it counts as told. It is written as
    often as it takes: the second one of a transaction ends nothing, and one of a coordinator that another has followed
-   is refused.
+   is refused. So is one that was asked for in an earlier leader epoch: another leader may have been told since, and the
+   producer's next transaction be there.
 2. For a group the end means that the offsets of the transaction are its offsets from now on, or are forgotten.
 3. What is deleted need not be told.
 """
@@ -75,11 +76,15 @@ class Endings:
         StorageUnavailable, ProducerFenced, CoordinatorFenced.
         """
 
+        leadership = partition.leadership
+        epoch = leadership.epoch if leadership is not None else 0
+
         def check() -> None:
-            leadership = partition.leadership
             refused = (leadership.refusal() or leadership.shortage()) if leadership is not None else None
             if refused is not None:
                 raise refused
+            if leadership is not None and leadership.epoch != epoch:
+                raise NotLeader(f"{partition.log.directory} was led elsewhere, and may be in the next one")
 
         check()
         batch = marker(
