@@ -14,7 +14,7 @@ what is counted is what can be known:
 4. Before that it is put off, as often as there are delays: a copy comes to the end of its partition when its time has
    come (`delayed_records.py`), with headers that say of which record and for which group it is, and how often that was
    tried. A log has no place that only one group sees, so others get the copy as well. Nothing is put off twice, though
-   the broker dies before the group's position has moved.
+   the broker dies before the group's position has moved; a group that goes back to it later gets another copy.
 5. So it is exact for groups that commit after each record. Where several records are worked on between commits the
    first of them goes, then the next: it need not be the one that fails. A group without a commit has no position.
 6. Tries are counted in memory, where the group is looked after, whether that broker has the partition or not: when
@@ -105,6 +105,7 @@ class PoisonRecords:
                 except BaseException:
                     self._tries[group, place] = _Tries(offset, -1, limit)  # whoever asks next
                     raise
+                self._tries.pop((group, place), None)  # who goes back to it tries it anew
         return found | moved if moved else found
 
     def _is_too_often(self, key: tuple[str, Partition], offset: int, departures: int, limit: int) -> bool:
@@ -154,7 +155,11 @@ class PoisonRecords:
         said = {_GROUP: group, _COUNT: past.retries + 1, _TRIES: past.tries, _OFFSET: past.offset}
         headers = [(name, str(value).encode()) for name, value in said.items()]
         copy = record._replace(headers=[*record.headers, *headers])
-        await self._broker.delayed.put_off(partition, copy, delay_ms, f"retry.{group}.{record.offset}")
+        store = self._broker.offsets.store_of(group)
+        place = partition.topic_name, partition.index
+        since_ms = store.committed_ms(group, place) if store is not None else None  # others when it comes back to this
+        name = f"retry.{group}.{record.offset}.{since_ms or 0}"
+        await self._broker.delayed.put_off(partition, copy, delay_ms, name)
 
     async def _copy(self, group: str, partition: TopicPartition, record: Record, past: _Past) -> None:
         said = {"reason": "fetches", "group": group, "offset": past.offset, "tries": past.tries}

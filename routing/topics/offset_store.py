@@ -147,6 +147,11 @@ class OffsetStore:
         """Where a group has committed nothing since a time."""
         return [partition for partition, entry in self._groups.get(group, {}).items() if entry.at_ms < at_ms]
 
+    def committed_ms(self, group: str, partition: Partition) -> int | None:
+        """When a group committed where it stands in a partition, in ms since 1970; None if it has come nowhere."""
+        entry = self._groups.get(group, {}).get(partition)
+        return None if entry is None else entry.at_ms
+
     def last_ms(self, group: str) -> int | None:
         """When a group committed anything last, in ms since 1970; None if it has come nowhere."""
         return max((entry.at_ms for entry in self._groups.get(group, {}).values()), default=None)

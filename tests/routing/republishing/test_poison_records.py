@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import Record, encode_headers, iterate_records
 from routing.config import BrokerConfig
-from routing.errors import InvalidConfig
+from routing.errors import InvalidConfig, StorageUnavailable
 from routing.groups.assigned import assigned
 from routing.topics.offset_store import Committed
 from routing.topics.topic_config import log_config
@@ -97,7 +97,25 @@ def records(running: Engine, name: str) -> list[Record]:
     return found
 
 
-async def test_before_it_is_a_dead_letter_it_comes_again_after_each_delay(clock: MockClock) -> None:
+async def test_who_goes_back_to_a_record_that_was_put_off_gets_it_again_as_well(clock: MockClock) -> None:
+    """It was taken for one whose broker was gone before the group's position had moved, and passed over."""
+    config = {"millrace.dead.letter.fetches": "1", "millrace.retry.delays.ms": "5000"}
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config=config)
+        await append(running, *range(3))
+        running.broker.groups._add_classic("g")
+        for copies in (1, 2):
+            await running.broker.offsets.commit("g", {PLACE: Committed(1)})
+            assert [await goes_on(running, after=1) for _ in range(2)] == [1, 2]
+            await become(running, clock, [b"0", b"1", b"2", *[b"1"] * copies])
+
+
+async def test_before_it_is_a_dead_letter_it_comes_again_after_each_delay(
+    clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise StorageUnavailable("gone")
+
     config = {"millrace.dead.letter.fetches": "2", "millrace.retry.delays.ms": "5000, 60000"}
     files = MemoryFiles()
     async with engine(files) as running:
@@ -105,11 +123,14 @@ async def test_before_it_is_a_dead_letter_it_comes_again_after_each_delay(clock:
         await append(running, *range(3), headers=encode_headers([("h", b"\xff"), ("x-retry-tries", b"9")]))
         await running.broker.offsets.commit("g", {PLACE: Committed(1)})
         running.broker.groups._add_classic("g")
-        for expected in (1, 1, 2):
+        for expected in (1, 1):
             assert await goes_on(running, after=1) == expected
+        with monkeypatch.context() as patched:  # the broker was gone before the position moved
+            patched.setattr(running.broker.offsets, "commit", refuse)
+            with pytest.raises(StorageUnavailable):
+                await goes_on(running, after=1)
+        assert await goes_on(running, after=1) == 2
         assert "t.dlq" not in running.broker.topics
-        partition = running.broker.topics["t"].partitions[0]
-        await running.broker.poison._bury("g", partition, 1, 2)  # the broker was gone before the position moved
         await passing(clock, 4.9)
         assert [one.value for one in records(running, "t")] == [b"0", b"1", b"2"]
         await become(running, clock, [b"0", b"1", b"2", b"1"])
