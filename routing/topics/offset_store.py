@@ -223,8 +223,8 @@ class OffsetStore:
         return self.pending.unstable(group, partitions)
 
     def topics(self) -> set[str]:
-        """Where anybody has come."""
-        return {topic for known in self._groups.values() for topic, _ in known}
+        """Where anybody has come, or will have if a transaction is committed."""
+        return {topic for known in self._groups.values() for topic, _ in known} | self.pending.topics()
 
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: nobody has come anywhere in it."""

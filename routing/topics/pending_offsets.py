@@ -84,6 +84,10 @@ class PendingOffsets:
         found = {place for offsets in self._groups.get(group, {}).values() for place in offsets}
         return found if partitions is None else found.intersection(partitions)
 
+    def topics(self) -> set[str]:
+        """Where any transaction has something."""
+        return {topic for producers in self._groups.values() for known in producers.values() for topic, _ in known}
+
     def forget_topic(self, name: str) -> Iterator[bytes]:
         """The topic is deleted; the keys that go."""
         for group, producers in self._groups.items():

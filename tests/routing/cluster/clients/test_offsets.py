@@ -79,6 +79,32 @@ async def test_what_groups_have_committed_is_read_in_a_thread_by_who_leads_it_ne
         assert threading.get_ident() not in read_in
 
 
+async def test_who_leads_next_forgets_what_transactions_have_in_topics_that_were_deleted_meanwhile() -> None:
+    """They were given to the group when the transaction was committed, for a topic of that name that was made later."""
+
+    async def allowed() -> None:
+        pass
+
+    async with mesh() as brokers:
+        offsets = brokers.members[1].broker.offsets
+        assert isinstance(offsets, ReplicatedOffsets)
+        number = offsets.log_of("g")
+        log = offsets_log(number)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        leader = brokers.members[brokers.members[1].part.leader_of(log)[0]]
+        assert isinstance(leader.broker.offsets, ReplicatedOffsets)
+        await leader.broker.offsets.commit_pending("g", 7, {("gone", 0): Committed(5)}, allowed)
+        await leader.one.members.update(draining=True)
+        parts = [
+            m.broker.offsets._stores.parts[number]  # type: ignore[union-attr]
+            for m in brokers.members.values()
+            if m is not leader
+        ]
+        await until(lambda: any(part.store is not None for part in parts))
+        (store,) = (part.store for part in parts if part.store is not None)
+        assert store.pending.of("g", 7) == {}
+
+
 async def test_who_begins_to_lead_several_reads_one_at_a_time() -> None:
     begun: list[object] = []
     go_on = threading.Event()
