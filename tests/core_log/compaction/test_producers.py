@@ -38,6 +38,16 @@ def closed(log: PartitionLog) -> None:
     put(log, keyed([(b"end", b"")]))
 
 
+def replica_for(log: PartitionLog) -> ReplicaLog:
+    return ReplicaLog.open_replica(
+        MemoryFiles(),
+        DIRECTORY,
+        log.config,
+        log._flusher,
+        wall_clock_ms=log.wall_clock_ms,  # type: ignore[arg-type]
+    )
+
+
 def left(log: PartitionLog) -> list[tuple[int, bytes | None, bytes | None]]:
     return [(record.offset, record.key, record.value) for record in records(log)]
 
@@ -151,13 +161,7 @@ def test_followers_take_what_compaction_has_left() -> None:
     put(log, *[of_producer(keyed([(b"k%d" % (n % 3), b"%d" % n)]), n, 0) for n in range(9)])
     closed(log)
     pass_over(log)
-    other = ReplicaLog.open_replica(
-        MemoryFiles(),
-        DIRECTORY,
-        log.config,
-        log._flusher,
-        wall_clock_ms=log.wall_clock_ms,  # type: ignore[arg-type]
-    )
+    other = replica_for(log)
     for batch in batches_of(log):
         other.append_replica(batch)
     write_all(other)
@@ -201,13 +205,7 @@ def test_a_replica_of_what_is_left_knows_the_last_epoch(last: list[bytes], goes_
         pass_over(log, state)
         clock.now_ms += 1000
     assert all(record.value for record in records(log)), "tombstones have gone"
-    other = ReplicaLog.open_replica(
-        MemoryFiles(),
-        DIRECTORY,
-        log.config,
-        log._flusher,
-        wall_clock_ms=log.wall_clock_ms,  # type: ignore[arg-type]
-    )
+    other = replica_for(log)
     for batch in batches_of(log):
         other.append_replica(batch)
         found = log.epochs.end_of(other.last_epoch, log.log_end_offset)
