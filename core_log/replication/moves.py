@@ -78,7 +78,7 @@ def begun(state: LogState, target: Iterable[int]) -> LogState:
     target = tuple(dict.fromkeys(target))
     replicas = tuple(dict.fromkeys((*state.replicas, *target)))
     if target == state.replicas:
-        return msgspec.structs.replace(state, replicas=replicas, target=None, origin=None)
+        return msgspec.structs.replace(state, replicas=replicas, target=None, origin=None, origin_factor=0)
     return msgspec.structs.replace(state, replicas=replicas, target=target, origin=state.origin or state.replicas)
 
 
@@ -91,7 +91,8 @@ def switched(log: str, state: LogState, brokers: Brokers) -> LogState | None:
     if not all(broker in brokers and is_trusted(log, (broker, epoch), brokers) for broker, epoch in isr):
         return None
     elr = tuple(member for member in state.elr if member[0] in target)
-    found = msgspec.structs.replace(state, replicas=target, target=None, origin=None).with_isr(isr, elr)
+    found = msgspec.structs.replace(state, replicas=target, target=None, origin=None, origin_factor=0)
+    found = found.with_isr(isr, elr)
     if set(state.replicas).issubset(target):
         return found
     return msgspec.structs.replace(found, leader_epoch=state.leader_epoch + 1)

@@ -44,6 +44,7 @@ class LogState(
         "transfer": "t",
         "target": "to",
         "origin": "or",
+        "origin_factor": "of",
         "unclean": "u",
         "unclean_epoch": "ue",
     },
@@ -70,6 +71,8 @@ class LogState(
     """The replicas that it shall have, the preferred leader first."""
     origin: tuple[int, ...] | None = None
     """Those that it had when it got a `target`: what it goes back to if nobody wants that any more."""
+    origin_factor: int = 0
+    """The `factor` of then, where it got another one with that."""
     unclean: bool = False
     """A replica that may lack what was committed leads where nobody else can."""
     unclean_epoch: int = 0

@@ -90,7 +90,8 @@ async def move(cluster: Cluster, log: str, replicas: Sequence[int]) -> None:
     for _ in range(_ATTEMPTS_MAX):
         known = _known(cluster, log)
         _check_replicas(cluster, known.state, replicas)
-        if await _begin(cluster, log, known, replicas):
+        before = known.state.origin_factor or known.state.factor
+        if await _begin(cluster, log, known, replicas, factor=len(replicas), before=before):
             return
     raise StorageUnavailable(f"'{log}' changes all the time: try again")
 
@@ -101,17 +102,22 @@ async def cancel_move(cluster: Cluster, log: str) -> bool:
     """
     for _ in range(_ATTEMPTS_MAX):
         known = _known(cluster, log)
-        if known.state.target is None or known.state.origin is None:
+        state = known.state
+        if state.target is None or state.origin is None:
             return False
-        if await _begin(cluster, log, known, known.state.origin):
+        factor = state.origin_factor or max(state.factor, len(state.origin))
+        if await _begin(cluster, log, known, state.origin, factor=factor, before=factor):
             return True
     raise StorageUnavailable(f"'{log}' changes all the time: try again")
 
 
-async def _begin(cluster: Cluster, log: str, known: Known, replicas: Sequence[int]) -> bool:
+async def _begin(
+    cluster: Cluster, log: str, known: Known, replicas: Sequence[int], *, factor: int, before: int
+) -> bool:
     state = begun(known.state, replicas)
     if state.factor:
-        state = msgspec.structs.replace(state, factor=len(replicas))
+        origin_factor = 0 if state.target is None else before
+        state = msgspec.structs.replace(state, factor=factor, origin_factor=origin_factor)
     return await _write(cluster, [(log, known, state)])
 
 
