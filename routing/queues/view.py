@@ -386,12 +386,19 @@ class View:
             self._load(piece.partition, self.sources[piece.partition], offset)
 
     async def load_now(self, message: int, queue: ViewQueue) -> None:
-        """As `load`, for one who can wait."""
-        while self._is_early(message) and not (queue.deleted or queue.partition.suspended):
-            await self._be_told()
-        self.load(message, queue)
-        while self._reading and self.find(message) is None and not self._gone_from(message) and not queue.deleted:
-            await self._read.wait()
+        """As `load`, for one who can wait: until it is in memory, or gone. What was read may be out of memory again
+        before he looks, and a read may end with nothing where a partition has another log now.
+        """
+        while not (queue.deleted or queue.partition.suspended or self.find(message) is not None):
+            is_left = self._pieces.find(message) is not None and not self._gone_from(message)
+            self.load(message, queue)
+            if not is_left:
+                break
+            if self._is_early(message):
+                await self._be_told()
+            else:
+                with trio.move_on_after(_LOOK_S):
+                    await self._read.wait()
         await trio.lowlevel.checkpoint()
 
     async def _be_told(self) -> None:
