@@ -283,7 +283,7 @@ class TopicLogs:
         elif partition.forward is None and partition.elsewhere is not None:
             partition.forward = partition.elsewhere()
         if leadership.leads:
-            partition.next_offset = partition.log.log_end_offset
+            partition.follow_log()
             if isinstance(partition.log, ReplicaLog):
                 partition.log.on_hand_over = partition.finish
         elif led:

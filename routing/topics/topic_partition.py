@@ -359,6 +359,13 @@ class TopicPartition:
             return False
         return sum(run.body_bytes for run in self._open) > self.log.config.unsynced_bytes_max
 
+    def follow_log(self) -> None:
+        """What comes next is behind what its log has, also of what another leader had appended; what is open already
+        has its offsets.
+        """
+        if not self._open:
+            self.next_offset = self.log.log_end_offset
+
     def drop_open(self) -> None:
         """What was not sealed yet cannot be any more."""
         self._open.clear()
@@ -389,8 +396,8 @@ class TopicPartition:
         return self.behind is not None and self.behind.error() is None
 
     def _log_advanced(self, log: PartitionLog) -> None:
-        if self.leadership is not None and not self._open:
-            self.next_offset = log.log_end_offset  # also of what another leader had appended
+        if self.leadership is not None:
+            self.follow_log()
         if self._open and log.error is None:
             self._mark_dirty(self)
         if len(log.segments) != self._segments:

@@ -261,3 +261,20 @@ async def test_a_minimum_of_two_counts_at_once_on_two_brokers() -> None:
         state = leader.part.state_of(topic_log(leader.broker.topics["t"].uid, 0))
         assert state is not None
         assert (state.min_insync, state.minimum) == (1, 2), "as if nobody had asked for any"
+
+
+async def test_what_came_before_a_leader_is_told_of_again_keeps_its_place() -> None:
+    """As when it may serve at last, or leads in another epoch, in the midst of a turn."""
+    async with mesh() as brokers:
+        leader, partition = await led_stream(brokers)
+        name = topic_log(leader.broker.topics["t"].uid, 0)
+        client = leader.client()
+        client.publish("t", "1", "2", "3", confirm=True)
+        leader.part._tell(name)
+        leader.turn()
+        client.publish("t", "4", confirm=True)
+        leader.part._tell(name)
+        client.publish("t", "5", confirm=True)
+        leader.turn()
+        await until(lambda: client.confirmed == 5)
+        assert partition.next_offset == partition.log.log_end_offset == 5
