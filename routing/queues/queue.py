@@ -249,16 +249,16 @@ class Queue:
             self.stand_again(offsets)
 
     def stand_again(self, offsets: Sequence[int], *, delivered: bool = True) -> None:
-        """Outstanding messages stand in line where they stood."""
+        """Outstanding messages stand in line where they stood; unless they were `delivered` to somebody, unmarked."""
         self.outstanding -= len(offsets)
         if delivered and self.settings.keep_delivered:
             self.rules.live_on(offsets)
         if self.levels is None and not self.rules.timed:
             for first, count in runs_of(offsets):
-                self.line.placed.add(first, count)
+                self.line.placed.add(first, count, redelivered=delivered)
         else:
             for offset in (offsets := self.rules.still_alive(offsets)):
-                self.line_of(offset).placed.add(offset, 1)
+                self.line_of(offset).placed.add(offset, 1, redelivered=delivered)
         self.rules.came_back(offsets)
         self.wake()
 

@@ -226,11 +226,23 @@ async def test_what_came_to_its_broker_and_no_further_has_not_come_back(limit: i
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_what_a_protocol_gives_back_that_its_client_was_not_given_comes_again_as_it_was(again: bool) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"x-group-by": "routing-key"},
+        {"x-message-ttl": 3_600_000},
+        {"x-message-ttl": 3_600_000, "x-max-priority": 5},
+    ],
+    ids=["plain", "grouped", "mortal", "urgent"],
+)
+async def test_what_a_protocol_gives_back_that_its_client_was_not_given_comes_again_as_it_was(
+    arguments: dict[str, object], again: bool
+) -> None:
     """As MQTT does where packet ids are in use."""
     async with town_of(1, 2, leader=1) as town:
         leader, client = town.nodes[1].broker, Reader(town.nodes[2])
-        await leader.declare_queue("q", durable=True)
+        await leader.declare_queue("q", durable=True, arguments=arguments)
         Client(town.nodes[1]).session.publish(Slab("", "q", PERSISTENT, [b"1"]))
         leader.end_turn()
         await client.session.consume("q", tag="c", no_ack=False)
