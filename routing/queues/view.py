@@ -364,7 +364,10 @@ class View:
         return piece, offset, source.slab_at(offset)
 
     def _gone_from(self, message: int) -> int:
-        """So many messages from one on are not there any more."""
+        """So many messages from one on are not there any more, be it that the topic has fewer partitions."""
+        cut = self._pieces.find(message)
+        if cut is not None and 0 < len(self.sources) <= cut.partition:
+            return cut.end - message
         found = self._look(message)
         if found is None:
             return 0
