@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from weakref import ref
 
 import trio
+import trio.testing
 
 from core_log.keyed_store import KeyedStore
 from routing.cluster.clients.offsets import ReplicatedOffsets
@@ -103,6 +104,32 @@ async def test_who_leads_next_forgets_what_transactions_have_in_topics_that_were
         await until(lambda: any(part.store is not None for part in parts))
         (store,) = (part.store for part in parts if part.store is not None)
         assert store.pending.of("g", 7) == {}
+
+
+async def test_a_commit_that_waits_for_a_leader_commits_nothing_in_topics_that_are_deleted_meanwhile() -> None:
+    """A topic of that name that was made later was read from there: what was before was passed over."""
+    async with mesh() as brokers, trio.open_nursery() as nursery:
+        log = offsets_log(0)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        leader = brokers.members[brokers.members[1].part.leader_of(log)[0]]
+        offsets = leader.broker.offsets
+        assert isinstance(offsets, ReplicatedOffsets)
+        group = next(g for g in map(str, range(1000)) if offsets.log_of(g) == 0)
+        await until(lambda: offsets.store_of(group) is not None)
+        may_append = leader.part.may_append
+        leader.part.may_append = lambda log: False  # type: ignore[method-assign]
+        for commit in (offsets.commit, offsets.commit_here):
+            nursery.start_soon(commit, group, dict.fromkeys([("gone", 0), PLACES[0]], Committed(5)))
+            nursery.start_soon(commit, group, {("gone", 1): Committed(5)})
+        offsets.note(group, {("gone", 2): Committed(5)})
+        offsets.note(group, {("gone", 2): Committed(6)})
+        await trio.testing.wait_all_tasks_blocked()
+        offsets.forget_topic("gone")
+        leader.part.may_append = may_append  # type: ignore[method-assign]
+        with trio.fail_after(5):
+            while nursery.child_tasks:
+                await trio.sleep(0.01)
+        assert offsets.known(group) == {PLACES[0]: Committed(5)}
 
 
 async def test_who_begins_to_lead_several_reads_one_at_a_time() -> None:
