@@ -415,7 +415,7 @@ class Coordinator:
         """Forget a group without members. Raises GroupError, StorageUnavailable."""
         self._require_empty(name)
         self.describe(name)
-        await self._forget(name, await self._offsets.fetch(name))
+        await self._forget(name, {*self._offsets.known(name), *self.unstable(name)})
 
     async def _forget(self, name: str, partitions: Iterable[Partition]) -> None:
         found = self.groups.get(name)

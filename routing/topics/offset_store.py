@@ -88,9 +88,14 @@ class OffsetStore:
 
     def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets that nobody waits for: written soon, durable later. Raises LogUnavailable."""
+        self._put(group, offsets, self.pending.outdated(group, offsets))
+        self.pending.forget(group, offsets)
+
+    def _put(self, group: str, offsets: Mapping[Partition, Committed], others: Puts = ()) -> None:
         now_ms = self.log.wall_clock_ms()
         entries = {place: _Entry(said.offset, said.note, now_ms, said.leader_epoch) for place, said in offsets.items()}
-        self._store.put_all([(_key(group, place), msgpack.packb(list(entry))) for place, entry in entries.items()])
+        puts = [(_key(group, place), msgpack.packb(list(entry))) for place, entry in entries.items()]
+        self._store.put_all([*puts, *others])
         self._groups.setdefault(group, {}).update(entries)
 
     # ---- other records of groups
@@ -144,8 +149,9 @@ class OffsetStore:
         return {partition: known[partition].committed for partition in partitions if partition in known}
 
     def older(self, group: str, at_ms: int) -> list[Partition]:
-        """Where a group has committed nothing since a time."""
-        return [partition for partition, entry in self._groups.get(group, {}).items() if entry.at_ms < at_ms]
+        """Where a group has committed nothing since a time, nor will have if a transaction is committed."""
+        known, unstable = self._groups.get(group, {}), self.unstable(group)
+        return [place for place, entry in known.items() if entry.at_ms < at_ms and place not in unstable]
 
     def committed_ms(self, group: str, partition: Partition) -> int | None:
         """When a group committed where it stands in a partition, in ms since 1970; None if it has come nowhere."""
@@ -162,15 +168,18 @@ class OffsetStore:
         return [group for group, known in self._groups.items() if known]
 
     async def forget(self, group: str, partitions: Iterable[Partition], states: Puts = ()) -> None:
-        """A group has come nowhere there, and other records of it change with that; returns when that is durable.
+        """A group has come nowhere there, whatever becomes of transactions that are under way, and other records of it
+        change with that; returns when that is durable.
 
         Raises StorageUnavailable.
         """
-        known = self._groups.get(group, {})
-        gone = [partition for partition in partitions if partition in known]
+        known, places = self._groups.get(group, {}), list(partitions)
+        gone = [place for place in places if place in known]
         try:
-            self._store.put_all([*((_key(group, partition), None) for partition in gone), *states])
+            outdated = self.pending.outdated(group, places)
+            self._store.put_all([*((_key(group, place), None) for place in gone), *outdated, *states])
             self._drop(group, gone)
+            self.pending.forget(group, places)
             await self._store.commit()
         except LogUnavailable as error:
             raise StorageUnavailable(str(error)) from error
@@ -190,13 +199,14 @@ class OffsetStore:
         """Store what a group gets if a transaction is committed; durable when it returns. `check` raises if there is no
         such transaction. Raises StorageUnavailable.
         """
-        while True:
-            ended = self.pending.ended
-            await check()
-            if ended == self.pending.ended:
-                break  # else it may have been this one: what came now would be pending for ever
+        with self.pending.coming(offsets) as left:
+            while True:
+                ended = self.pending.ended
+                await check()
+                if ended == self.pending.ended:
+                    break  # else it may have been this one: what came now would be pending for ever
         try:
-            self.pending.put(group, producer_id, offsets)
+            self.pending.put(group, producer_id, left)
             await self._store.commit()
         except LogUnavailable as error:
             raise StorageUnavailable(str(error)) from error
@@ -211,7 +221,7 @@ class OffsetStore:
         try:
             if found:
                 if committed:
-                    self.note(group, found)  # first: what a crash leaves is done again
+                    self._put(group, found)  # first: what a crash leaves is done again
                 self._store.put_all(pending.removals(group, producer_id, found))
                 pending.drop(group, producer_id)
             await self._store.commit()

@@ -1,12 +1,14 @@
 """Offsets that a group has in transactions which are not ended: what it gets if they are committed.
 
 They stand in the store of the group's offsets under keys of their own, so that whoever looks after the group next has
-them as well. `ended` counts what was ended, for who must know whether a transaction was ended while it waited.
+them as well. What the group commits in the same place later, or forgets, counts more, as with Kafka. `ended` counts
+what was ended, for who must know whether a transaction was ended while it waited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgpack
@@ -33,6 +35,7 @@ class PendingOffsets:
 
     def __init__(self, store: KeyedStore) -> None:
         self.ended = 0
+        self._coming: list[dict[Partition, Committed]] = []
         self._store = store
         self._groups: dict[str, dict[int, dict[Partition, Committed]]] = {}
         """By group and producer id."""
@@ -50,6 +53,16 @@ class PendingOffsets:
 
     def _of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
         return self._groups.setdefault(group, {}).setdefault(producer_id, {})
+
+    @contextmanager
+    def coming(self, offsets: Mapping[Partition, Committed]) -> Iterator[dict[Partition, Committed]]:
+        """What is put soon: what is left of it where topics are deleted meanwhile."""
+        left = dict(offsets)
+        self._coming.append(left)
+        try:
+            yield left
+        finally:
+            self._coming = [one for one in self._coming if one is not left]
 
     def put(self, group: str, producer_id: int, offsets: Mapping[Partition, Committed]) -> None:
         """A transaction has these. Raises LogUnavailable."""
@@ -79,6 +92,27 @@ class PendingOffsets:
         if not known:
             self._groups.pop(group, None)
 
+    def outdated(self, group: str, places: Iterable[Partition]) -> list[tuple[bytes, None]]:
+        """What is to be put when something later counts in these places, whatever becomes of the transactions."""
+        wanted = frozenset(places) if group in self._groups else frozenset()
+        return [
+            (_key(group, place, producer_id), None)
+            for producer_id, offsets in self._groups.get(group, {}).items()
+            for place in offsets
+            if place in wanted
+        ]
+
+    def forget(self, group: str, places: Iterable[Partition]) -> None:
+        """What is `outdated` was put."""
+        if group in self._groups:
+            wanted = frozenset(places)
+            for producer_id, offsets in list(self._groups[group].items()):
+                left = {place: said for place, said in offsets.items() if place not in wanted}
+                if left:
+                    self._groups[group][producer_id] = left
+                else:
+                    self.drop(group, producer_id)
+
     def unstable(self, group: str, partitions: Iterable[Partition] | None = None) -> set[Partition]:
         """Where a transaction has something for a group, among these partitions or all."""
         found = {place for offsets in self._groups.get(group, {}).values() for place in offsets}
@@ -90,6 +124,9 @@ class PendingOffsets:
 
     def forget_topic(self, name: str) -> Iterator[bytes]:
         """The topic is deleted; the keys that go."""
+        for coming in self._coming:
+            for place in [place for place in coming if place[0] == name]:
+                del coming[place]
         for group, producers in self._groups.items():
             for producer_id, offsets in producers.items():
                 for place in [place for place in offsets if place[0] == name]:

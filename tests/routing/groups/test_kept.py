@@ -401,3 +401,17 @@ async def test_what_a_kept_pattern_stands_for_is_looked_up_in_bites() -> None:
         await broker.groups.prepare("g", Beat("m", 1))
         assert others.count >= 5
         nursery.cancel_scope.cancel()
+
+
+async def test_a_group_that_is_deleted_does_not_come_back_when_a_transaction_is_committed() -> None:
+    async def there() -> None:
+        pass
+
+    async with engine() as broker:
+        offsets = broker.groups._store_of("g")
+        assert offsets is not None
+        await offsets.commit("g", {("t", 0): Committed(1)})
+        await offsets.commit_pending("g", 7, {("t", 1): Committed(9)}, there)
+        await broker.groups.delete("g")
+        await offsets.end_pending("g", 7, committed=True)
+        assert broker.groups.names() == []

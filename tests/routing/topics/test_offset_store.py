@@ -1,0 +1,87 @@
+"""Offsets of groups in one store, those of transactions beside others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+
+from core_log.files import MemoryFiles
+from core_log.keyed_store import KeyedStore
+from core_log.log_flusher import LogFlusher
+from routing.topics.offset_store import Committed, OffsetStore, Partition
+from tests.core_log.helpers import open_log
+
+PLACE, OTHER = PLACES = [("t", 0), ("t", 1)]
+
+
+@pytest.fixture
+async def flusher() -> AsyncIterator[LogFlusher]:
+    flusher = LogFlusher(retry_interval_s=0.001)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(flusher.run)
+        yield flusher
+        nursery.cancel_scope.cancel()
+
+
+async def there() -> None:
+    """The transaction is under way."""
+
+
+async def read_again(disk: MemoryFiles, flusher: LogFlusher) -> OffsetStore:
+    return OffsetStore(KeyedStore(open_log(disk.crash(), flusher=flusher)))
+
+
+async def test_what_is_committed_after_a_transactions_offsets_counts_whatever_becomes_of_it(
+    flusher: LogFlusher,
+) -> None:
+    """As in Kafka, which keeps what was written last: an operator's reset was undone by a producer that came back."""
+    for committed in (True, False):
+        disk = MemoryFiles()
+        store = OffsetStore(KeyedStore(open_log(disk, flusher=flusher)))
+        await store.commit_pending("g", 7, dict.fromkeys(PLACES, Committed(9)), there)
+        await store.commit_pending("g", 8, {PLACE: Committed(5)}, there)
+        await store.commit("g", {PLACE: Committed(3)})
+        for found in (store, await read_again(disk, flusher)):
+            assert found.unstable("g") == {OTHER}
+            await found.end_pending("g", 7, committed=committed)
+            await found.end_pending("g", 8, committed=True)
+            assert found.known("g") == {PLACE: Committed(3)} | ({OTHER: Committed(9)} if committed else {})
+            assert not found.pending._groups
+
+
+async def test_what_is_forgotten_of_a_group_does_not_come_back_with_a_transaction(flusher: LogFlusher) -> None:
+    disk = MemoryFiles()
+    store = OffsetStore(KeyedStore(open_log(disk, flusher=flusher)))
+    await store.commit("g", {PLACE: Committed(1)})
+    await store.commit_pending("g", 7, dict.fromkeys(PLACES, Committed(9)), there)
+    await store.forget("g", PLACES)
+    for found in (store, await read_again(disk, flusher)):
+        await found.end_pending("g", 7, committed=True)
+        assert found.known("g") == {}
+
+
+async def test_offsets_are_kept_as_long_as_a_transaction_has_others_for_their_place(flusher: LogFlusher) -> None:
+    store = OffsetStore(KeyedStore(open_log(MemoryFiles(), flusher=flusher)))
+    await store.commit("g", dict.fromkeys(PLACES, Committed(1)))
+    await store.commit_pending("g", 7, {PLACE: Committed(9)}, there)
+    later = store.log.wall_clock_ms() + 1
+    assert store.older("g", later) == [OTHER]
+    await store.end_pending("g", 7, committed=False)
+    assert store.older("g", later) == PLACES
+
+
+async def test_a_topic_that_is_deleted_while_a_transaction_is_asked_about_gets_no_offsets(flusher: LogFlusher) -> None:
+    """They were given to the group when the transaction was committed, for a topic of that name that was made later."""
+    store = OffsetStore(KeyedStore(open_log(MemoryFiles(), flusher=flusher)))
+    gone: Partition = ("gone", 0)
+
+    async def deleted() -> None:
+        store.forget_topic("gone")
+        await trio.lowlevel.checkpoint()
+
+    await store.commit_pending("g", 7, {gone: Committed(5), PLACE: Committed(6)}, deleted)
+    assert store.unstable("g") == {PLACE}
+    await store.end_pending("g", 7, committed=True)
+    assert store.known("g") == {PLACE: Committed(6)}
