@@ -18,6 +18,8 @@
    else what there is more of than fits would be read to its end, or for ever, before the others.
 9. A fetch of partitions that all had nothing last waits. It ends early when another partition of the same broker is
    wanted again: what was read ahead of that is used up in a moment, and the application would wait for the idle ones.
+10. When records that are to be read next are not there any more, reading goes on elsewhere (`auto_offset_reset`) once
+    what was read ahead is used up.
 """
 
 from __future__ import annotations
@@ -230,6 +232,8 @@ class Fetcher(Service):
             if current.generation == current.position.generation:
                 current.position.offset = current.end_offset
             self._forget_current()
+            if current.position.out_of_range:
+                self._look_again()
 
     def _put_back(self) -> None:
         """What is left of the current batch comes again: whoever asks next does not get it at once."""
@@ -304,6 +308,7 @@ class Fetcher(Service):
                 wanted = [p for p in led if p.buffered_bytes < self._fetch_limits.prefetch_bytes and not p.paused]
                 wanted = [p for p in wanted if p.offset != NOWHERE] if self._nowhere else wanted
                 wanted = [p for p in wanted if p not in self._missing] if self._missing else wanted
+                wanted = [p for p in wanted if not (p.out_of_range and self._is_ahead(p))]
                 if not wanted or self._failure is not None:
                     await changed.wait()
                     continue
@@ -316,6 +321,10 @@ class Fetcher(Service):
         finally:
             del self._fetches[link]
             self._idle_fetches.pop(link, None)
+
+    def _is_ahead(self, position: Position) -> bool:
+        """Rule 10: whether something that was read is still to be handed out, or was not left yet."""
+        return position.buffered_bytes > 0 or (self._current is not None and self._current.position is position)
 
     def _is_doubtful(self, link: Link, position: Position) -> bool:
         """Whether another leader may lack what was read of a partition."""
@@ -396,6 +405,9 @@ class Fetcher(Service):
                     key = (position.topic, position.partition)
                     await self._leaders.partitions(position.topic, create_missing=False)  # it may be another one
                     if generation != position.generation:
+                        return
+                    if self._is_ahead(position):
+                        position.out_of_range = True
                         return
                     offset = (await self._reset_offsets([key]))[key]
                 except MillraceError as problem:

@@ -11,8 +11,8 @@ class Position:
     """Where a partition is read."""
 
     __slots__ = (
-        "buffered_bytes", "epoch", "fetch_offset", "generation", "idle", "last", "offset", "parked", "partition",
-        "paused", "topic", "turn",
+        "buffered_bytes", "epoch", "fetch_offset", "generation", "idle", "last", "offset", "out_of_range", "parked",
+        "partition", "paused", "topic", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
@@ -37,6 +37,8 @@ class Position:
         self.buffered_bytes = 0
         self.idle = False
         """There was nothing when it was asked for last."""
+        self.out_of_range = False
+        """What it has to be read next is not there: rule 10 of `fetcher.py`."""
         self.parked.clear()
         self.generation += 1
 

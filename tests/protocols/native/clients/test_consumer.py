@@ -366,3 +366,41 @@ async def test_partitions_without_records_keep_no_other_waiting_that_was_read_ah
             await nothing_comes(consumer)
             consumer.resume([("t", 0)])
             assert [int(value or b"") for value in await take(consumer, 5)] == list(range(5, 10))
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+async def test_what_was_read_ahead_is_handed_out_before_reading_goes_on_where_there_are_records(reset: Any) -> None:
+    """Retention had overtaken it: what was here already was thrown away, and nothing said so."""
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 300))
+        limits: dict[str, Any] = {"partition_max_bytes": 1000, "prefetch_bytes": 1000, "link": QUICK}
+        async with Consumer(running.server, auto_offset_reset=reset, **limits) as consumer:
+            await consumer.assign([("t", 0)])
+            await consumer.seek("t", 0, 0)
+            assert await take(consumer, 2) == numbers(0, 2)
+            position = consumer._positions["t", 0]
+            await until_idle(consumer)
+            read_to = position.fetch_offset
+            assert 30 < read_to < 200
+            async with Client(running.server) as client:
+                await client.delete_records("t", 0, 280)
+            got: list[bytes | None] = []
+            while position.buffered_bytes >= 1000:
+                got += await take(consumer, 1)
+            await until_idle(consumer)  # it tries to read on
+            got += await take(consumer, read_to - 3 - len(got))
+            assert got == numbers(2, read_to - 1)
+            await until_idle(consumer)
+            assert consumer.position("t", 0) == read_to - 1, "one is not handed out yet"
+            consumer._put_back()
+            assert await take(consumer, 1) == numbers(read_to - 1, read_to)
+            if reset == "earliest":
+                assert await take(consumer, 20) == numbers(280, 300)
+            assert await nothing_comes(consumer)
+            assert consumer.position("t", 0) == 300
+
+
+async def until_idle(consumer: Consumer) -> None:
+    """It has read ahead as far as it may for now, or waits."""
+    with trio.move_on_after(0.05):
+        await trio.sleep_forever()
