@@ -157,7 +157,8 @@ class Consumer(Fetcher):
     async def assign(self, what: str | Partition | Iterable[str | Partition]) -> None:
         """Read these and nothing else: topics (all their partitions) and (topic, partition)s.
 
-        With a group, reading begins where it committed. Raises UnknownTopic, OffsetOutOfRange (reset "error").
+        With a group, reading begins where it committed, by itself as well (rule 4). Raises UnknownTopic,
+        OffsetOutOfRange (reset "error").
         """
         partitions: list[Partition] = []
         whole: set[str] = set()
@@ -170,6 +171,7 @@ class Consumer(Fetcher):
                 partitions.append(item)  # type: ignore[arg-type]
         for topic in {topic for topic, _ in partitions} - whole:
             await self._leaders.partitions(topic, create_missing=False)  # which topic it is: by its id
+        await self._commit_by_itself()
         starts = await self._starts(partitions)
         if self._membership is not None:
             await self._leave(commit=True)
