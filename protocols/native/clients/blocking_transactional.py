@@ -170,8 +170,9 @@ class BlockingTransactionalProducer(BlockingProducer):
             raise ValueError("no transaction is under way")
         aborted = TransactionAborted("the transaction was aborted")
         for draft in (*self._left[0].values(), *self._drafts.values()):
-            if isinstance(draft, SentBatch):
+            if isinstance(draft, SentBatch) and not draft.finished:
                 draft.finish(-1, aborted)
+                self._hooks.tell([None] * draft.count, aborted)
         self._drafts.clear()
         self._left = {}, {}
         if not self._renewing:  # else it has ended, and the next epoch may have begun

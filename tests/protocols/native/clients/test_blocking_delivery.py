@@ -170,3 +170,29 @@ async def test_with_hooks() -> None:
     async with native_broker() as running:
         await running.broker.create_topic("t")
         await in_thread(work, running.server)
+
+
+async def test_interceptors_are_told_of_what_was_taken_when_its_transaction_is_aborted() -> None:
+    """Who counts what is under way had it for ever; the other producer tells of it too."""
+    told: list[MillraceError | None] = []
+
+    class Noting(ProducerInterceptor):
+        def on_acknowledgement(self, metadata: RecordMetadata | None, error: MillraceError | None) -> None:
+            told.append(error)
+
+    def work(server: str) -> None:
+        with BlockingTransactionalProducer(server, "id", interceptors=[Noting()]) as producer:
+            producer.begin()
+            producer.send("t", b"sent")
+            producer.flush()
+            for number in range(3):
+                producer.send("t", b"%d" % number, partition=number % 2)
+            producer.abort()
+            assert [type(error) for error in told] == [type(None)] + [TransactionAborted] * 3
+            producer.begin()
+            producer.send("t", b"left open")
+        assert [type(error) for error in told[4:]] == [TransactionAborted]
+
+    async with native_broker() as running:
+        await running.broker.create_topic("t", partitions=2)
+        await in_thread(work, running.server)
