@@ -171,7 +171,8 @@ class Consumer(Fetcher):
                 partitions.append(item)  # type: ignore[arg-type]
         for topic in {topic for topic, _ in partitions} - whole:
             await self._leaders.partitions(topic, create_missing=False)  # which topic it is: by its id
-        await self._commit_by_itself()
+        if partitions or self._membership is None:  # else leaving does it
+            await self._commit_by_itself()
         starts = await self._starts(partitions)
         if self._membership is not None:
             await self._leave(commit=True)
@@ -369,9 +370,9 @@ class Consumer(Fetcher):
     @on_either_loop
     async def committed(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, int]:
         """What the group committed, of these or of all; empty without a group."""
-        if self._group is None:
-            return {}
         group, wanted = self._group, None if partitions is None else list(partitions)
+        if group is None or wanted == []:
+            return {}
         reply: wire.FetchOffsetsReply | wire_groups.FetchGroupOffsetsReply
         if self._coordinator is not None and wanted is not None:
             # Of who looks after the group, and not before transactions that may change them are ended.

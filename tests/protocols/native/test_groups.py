@@ -298,23 +298,6 @@ async def test_positions_within_a_batch_are_committed_when_it_is_time() -> None:
             assert [record.offset for record in await consumer.poll(0)] == [4, 5, 6, 7, 8, 9]
 
 
-async def test_what_was_handed_out_is_committed_before_other_partitions_are_chosen() -> None:
-    """What was not committed yet was handed out once more, as nobody did it by the clock's time."""
-    async with group_broker() as running:
-        await fill(running, "t", 1, 10)
-        await fill(running, "u", 1, 1)
-        settings: dict[str, Any] = {"auto_offset_reset": "earliest", "link": QUICK, "auto_commit_interval_ms": 60_000}
-        async with Consumer(running.server, "g", **settings) as consumer:
-            await consumer.assign("t")
-            assert [(await anext(consumer)).offset for _ in range(4)] == [0, 1, 2, 3]
-            await consumer.assign(["t", "u"])
-            assert (consumer.position("t", 0), consumer.position("u", 0)) == (4, 0)
-            await consumer.subscribe("t")
-            assert [(await anext(consumer)).offset for _ in range(3)] == [4, 5, 6]
-            await consumer.assign("t")
-            assert consumer.position("t", 0) == 7
-
-
 async def test_paused_partitions_give_nothing() -> None:
     async with group_broker() as running:
         await fill(running, "t", 2, 10)

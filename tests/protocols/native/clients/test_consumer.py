@@ -27,6 +27,8 @@ from protocols.native.clients import consumer as consumer_module
 from protocols.native.clients.link import Link
 from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.records import batch_records
+from routing.config import BrokerConfig
+from routing.groups.errors import CoordinatorUnavailable
 from tests.protocols.native.asking import until_parked
 from tests.protocols.native.broker import Restartable, Running, batch_of, native_broker
 
@@ -404,3 +406,43 @@ async def until_idle(consumer: Consumer) -> None:
     """It has read ahead as far as it may for now, or waits."""
     with trio.move_on_after(0.05):
         await trio.sleep_forever()
+
+
+ALONE = BrokerConfig(stripes=1, group_initial_delay_ms=0)
+
+
+async def test_what_was_handed_out_is_committed_before_other_partitions_are_chosen() -> None:
+    """What was not committed yet was handed out once more, as nobody did it by the clock's time."""
+    async with native_broker(engine=ALONE) as running:
+        await fill(running, "t", *numbers(0, 10))
+        await fill(running, "u", b"other")
+        settings: dict[str, Any] = {"auto_offset_reset": "earliest", "link": QUICK, "auto_commit_interval_ms": 60_000}
+        async with Consumer(running.server, "g", **settings) as consumer:
+            await consumer.assign("t")
+            assert await take(consumer, 4) == numbers(0, 4)
+            await consumer.assign(["t", "u"])
+            assert (consumer.position("t", 0), consumer.position("u", 0)) == (4, 0)
+            await consumer.subscribe("t")
+            assert await take(consumer, 3) == numbers(4, 7)
+            await consumer.assign("t")
+            assert consumer.position("t", 0) == 7
+            await take(consumer, 1)
+            await consumer.unsubscribe()
+            assert await consumer.committed() == {("t", 0): 8}
+
+
+async def test_a_member_leaves_while_nobody_looks_after_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited as long as for a reply, was told that there is none, and was a member as before."""
+
+    def nobody(*_: Any, **named: Any) -> None:
+        raise CoordinatorUnavailable("nobody looks after it now")
+
+    async with native_broker(engine=ALONE) as running:
+        await fill(running, "t", *numbers(0, 10))
+        async with Consumer(running.server, "g", auto_offset_reset="earliest", topics="t", link=QUICK) as consumer:
+            assert await take(consumer, 1) == numbers(0, 1)
+            with monkeypatch.context() as patch, trio.fail_after(2):
+                for asked in ("_require_here", "fetch"):
+                    patch.setattr(running.broker.groups, asked, nobody)
+                await consumer.unsubscribe()
+            assert consumer.assignment == []
