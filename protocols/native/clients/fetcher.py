@@ -19,7 +19,7 @@
 9. A fetch of partitions that all had nothing last waits. It ends early when another partition of the same broker is
    wanted again: what was read ahead of that is used up in a moment, and the application would wait for the idle ones.
 10. When records that are to be read next are not there any more, reading goes on elsewhere (`auto_offset_reset`) once
-    what was read ahead is used up.
+    what was read ahead is used up. That is no move: whoever works on what was handed out goes on with it.
 """
 
 from __future__ import annotations
@@ -398,13 +398,13 @@ class Fetcher(Service):
     async def _take(self, position: Position, fetched: wire.FetchedPartition) -> None:
         """Queue what came for a partition."""
         if fetched.error is not None:
-            generation = position.generation
+            asked = position.asked
             error = error_from_wire(fetched.error)
             if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and self._reset != "error":
                 try:
                     key = (position.topic, position.partition)
                     await self._leaders.partitions(position.topic, create_missing=False)  # it may be another one
-                    if generation != position.generation:
+                    if asked != position.asked:
                         return
                     if self._is_ahead(position):
                         position.out_of_range = True
@@ -413,8 +413,8 @@ class Fetcher(Service):
                 except MillraceError as problem:
                     error = problem
                 else:
-                    if generation == position.generation:
-                        position.move(offset)
+                    if asked == position.asked:
+                        position.go_on_at(offset)
                     return
             await self._refused(position, error)
             return
@@ -423,7 +423,7 @@ class Fetcher(Service):
         except MillraceError as error:
             await self._note_error(error)
             return
-        position.idle = not batches
+        position.idle, position.out_of_range = not batches, False
         if batches:
             self._fetched += [Fetched(position, batch) for batch in batches]
             self._turns += 1

@@ -42,6 +42,12 @@ class Position:
         self.parked.clear()
         self.generation += 1
 
+    def go_on_at(self, offset: int) -> None:
+        """`move`, with nothing ahead: what was handed out counts as before."""
+        generation = self.generation
+        self.move(offset)
+        self.generation = generation
+
     @property
     def asked(self) -> tuple[int, int, int]:
         """What an answer has to be about to be of use: rules 2 and 4 of `fetcher.py`."""

@@ -108,6 +108,33 @@ async def test_only_what_is_finished_in_a_row_is_committed() -> None:
         assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(7)}
 
 
+async def test_what_waits_is_worked_on_though_retention_has_overtaken_the_consumer() -> None:
+    """It was passed over, and nothing said so."""
+    async with group_broker() as running, Client(running.server) as client:
+        await fill(running, "t", 1, 20)
+        done: list[int] = []
+        go_on = trio.Event()
+
+        async def handle(record: ConsumerRecord) -> None:
+            await go_on.wait()
+            done.append(record.offset)
+
+        async with member(running, fetch_max_wait_ms=10) as consumer, trio.open_nursery() as nursery:
+            nursery.start_soon(_process, consumer, handle, "partition")
+            await until(lambda: consumer._positions and consumer.position("t", 0) == 20)
+            consumer.pause([("t", 0)])
+            await until(lambda: not any(consumer._fetches.values()))
+            await fill(running, "t", 1, 20)
+            await client.delete_records("t", 0, 30)
+            consumer.resume([("t", 0)])
+            await until(lambda: consumer.position("t", 0) == 40)
+            go_on.set()
+            await until(lambda: len(done) >= 30)
+            nursery.cancel_scope.cancel()
+        assert done == [*range(20), *range(30, 40)]
+        assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(40)}
+
+
 async def test_the_first_error_ends_it() -> None:
     async with group_broker() as running:
         await fill(running, "t", 1, 20)
