@@ -108,6 +108,8 @@ class Fetcher(Service):
         self._records: list[ConsumerRecord] = []
         self._next = 0
         self._current: Fetched | None = None
+        self._on_cut: list[Callable[[Partition, int], None]] = []
+        """Told where the log of a partition was cut, or of what was read of it."""
         self._waiting = False
         """Somebody asks for records, and there are none."""
         self._between: Callable[[], Awaitable[None]] | None = None
@@ -359,7 +361,10 @@ class Fetcher(Service):
     def _cut(self, position: Position, offset: int, *, made_again: bool = False) -> None:
         """The log has other records, or none, from an offset on. What was not handed out yet is forgotten."""
         read_to = self.position(position.topic, position.partition)
-        self._seek({(position.topic, position.partition): min(offset, read_to)})
+        key, go_on_at = (position.topic, position.partition), min(offset, read_to)
+        self._seek({key: go_on_at})
+        for tell in self._on_cut:
+            tell(key, go_on_at)
         if read_to > offset:
             truncated = LogTruncated(position.topic, position.partition, offset, read_to, made_again=made_again)
             if self._reset == "error":

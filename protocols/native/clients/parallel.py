@@ -68,6 +68,15 @@ class _Tracked:
         """There are records that are not finished and not left to another owner."""
         return self.is_current and bool(self.pending) and self.pending[0].tracked is self
 
+    def cut(self, offset: int) -> None:
+        """The log has other records from an offset on, which come: those before it are still to be worked on."""
+        if self._generation + 1 != self.position.generation:
+            return  # somebody has moved it before
+        self._generation += 1
+        while self.pending and self.pending[-1].record.offset >= offset:
+            self.pending.pop().tracked = _GONE
+        self.next_offset, self.committed = min(self.next_offset, offset), min(self.committed, offset)
+
     def finished(self) -> None:
         """Some record is."""
         while self.pending and self.pending[0].done:
@@ -127,6 +136,7 @@ class _Processor:
     async def run(self) -> None:
         before_revoked = self._consumer._before_revoked
         before_revoked.append(self._drain)
+        self._consumer._on_cut.append(self._cut)
         try:
             async with trio.open_nursery() as nursery:
                 for _ in range(self._workers):
@@ -134,6 +144,7 @@ class _Processor:
                 await self._read(nursery.cancel_scope)
         finally:
             before_revoked.remove(self._drain)
+            self._consumer._on_cut.remove(self._cut)
             with trio.move_on_after(_CLOSE_S_MAX, shield=True):
                 await self._commit()
             self._go_back()
@@ -203,6 +214,10 @@ class _Processor:
                 work.done = True
                 work.tracked.finished()
             self._leave(work)
+
+    def _cut(self, key: Partition, offset: int) -> None:
+        if key in self._tracked:
+            self._tracked[key].cut(offset)
 
     def _leave(self, work: _Work) -> None:
         self._in_flight -= 1

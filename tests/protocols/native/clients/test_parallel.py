@@ -108,7 +108,8 @@ async def test_only_what_is_finished_in_a_row_is_committed() -> None:
         assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(7)}
 
 
-async def test_what_waits_is_worked_on_though_retention_has_overtaken_the_consumer() -> None:
+@pytest.mark.parametrize("overtaken", [True, False], ids=["retention", "cut"])
+async def test_what_waits_is_worked_on_though_retention_has_overtaken_it_or_the_log_was_cut(overtaken: bool) -> None:
     """It was passed over, and nothing said so."""
     async with group_broker() as running, Client(running.server) as client:
         await fill(running, "t", 1, 20)
@@ -122,17 +123,22 @@ async def test_what_waits_is_worked_on_though_retention_has_overtaken_the_consum
         async with member(running, fetch_max_wait_ms=10) as consumer, trio.open_nursery() as nursery:
             nursery.start_soon(_process, consumer, handle, "partition")
             await until(lambda: consumer._positions and consumer.position("t", 0) == 20)
-            consumer.pause([("t", 0)])
-            await until(lambda: not any(consumer._fetches.values()))
-            await fill(running, "t", 1, 20)
-            await client.delete_records("t", 0, 30)
-            consumer.resume([("t", 0)])
-            await until(lambda: consumer.position("t", 0) == 40)
+            if overtaken:
+                consumer.pause([("t", 0)])
+                await until(lambda: not any(consumer._fetches.values()))
+                await fill(running, "t", 1, 20)
+                await client.delete_records("t", 0, 30)
+                consumer.resume([("t", 0)])
+            else:
+                consumer._cut(consumer._positions["t", 0], 15)
+            behind = [*range(30, 40)] if overtaken else []
+            end = 40 if overtaken else 20
+            await until(lambda: consumer.position("t", 0) == end)
             go_on.set()
-            await until(lambda: len(done) >= 30)
+            await until(lambda: end - 1 in done)
             nursery.cancel_scope.cancel()
-        assert done == [*range(20), *range(30, 40)]
-        assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(40)}
+        assert done == [*range(20), *behind]
+        assert await running.broker.offsets.fetch("g") == {("t", 0): Committed(end)}
 
 
 async def test_the_first_error_ends_it() -> None:
