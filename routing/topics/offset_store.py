@@ -199,7 +199,7 @@ class OffsetStore:
         """Store what a group gets if a transaction is committed; durable when it returns. `check` raises if there is no
         such transaction. Raises StorageUnavailable.
         """
-        with self.pending.coming(offsets) as left:
+        with self.pending.coming.of(offsets) as left:
             while True:
                 ended = self.pending.ended
                 await check()

@@ -30,12 +30,42 @@ class Committed(NamedTuple):
     """Of the record before, if the committer said so: what another leader has there instead is told by it."""
 
 
+class ComingOffsets:
+    """What is stored once somebody else has answered. What of it is of topics that are deleted meanwhile goes: else who
+    makes such a topic later would find that groups have come somewhere in it.
+    """
+
+    def __init__(self) -> None:
+        self._coming: list[dict[Partition, Committed]] = []
+
+    @contextmanager
+    def of(self, offsets: Mapping[Partition, Committed]) -> Iterator[dict[Partition, Committed]]:
+        """What is left of these."""
+        left = dict(offsets)
+        self._coming.append(left)
+        try:
+            yield left
+        finally:
+            self._coming = [one for one in self._coming if one is not left]
+
+    def forget_topic(self, name: str) -> None:
+        """It is deleted."""
+        for coming in self._coming:
+            drop_topic(coming, name)
+
+
+def drop_topic(offsets: dict[Partition, Committed], name: str) -> None:
+    """Leave out what is of a topic."""
+    for place in [place for place in offsets if place[0] == name]:
+        del offsets[place]
+
+
 class PendingOffsets:
     """See the module; of all groups in one store."""
 
     def __init__(self, store: KeyedStore) -> None:
         self.ended = 0
-        self._coming: list[dict[Partition, Committed]] = []
+        self.coming = ComingOffsets()
         self._store = store
         self._groups: dict[str, dict[int, dict[Partition, Committed]]] = {}
         """By group and producer id."""
@@ -53,16 +83,6 @@ class PendingOffsets:
 
     def _of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
         return self._groups.setdefault(group, {}).setdefault(producer_id, {})
-
-    @contextmanager
-    def coming(self, offsets: Mapping[Partition, Committed]) -> Iterator[dict[Partition, Committed]]:
-        """What is put soon: what is left of it where topics are deleted meanwhile."""
-        left = dict(offsets)
-        self._coming.append(left)
-        try:
-            yield left
-        finally:
-            self._coming = [one for one in self._coming if one is not left]
 
     def put(self, group: str, producer_id: int, offsets: Mapping[Partition, Committed]) -> None:
         """A transaction has these. Raises LogUnavailable."""
@@ -124,9 +144,7 @@ class PendingOffsets:
 
     def forget_topic(self, name: str) -> Iterator[bytes]:
         """The topic is deleted; the keys that go."""
-        for coming in self._coming:
-            for place in [place for place in coming if place[0] == name]:
-                del coming[place]
+        self.coming.forget_topic(name)
         for group, producers in self._groups.items():
             for producer_id, offsets in producers.items():
                 for place in [place for place in offsets if place[0] == name]:

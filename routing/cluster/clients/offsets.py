@@ -22,6 +22,7 @@ from routing.cluster.cluster import Cluster
 from routing.cluster.metadata.log_names import OFFSETS
 from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Committed, OffsetStore, Partition, Puts
+from routing.topics.pending_offsets import ComingOffsets, drop_topic
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,8 @@ class ReplicatedOffsets:
         self._spawn = spawn
         self._topic_exists = topic_exists
         self._patience_s = patience_s
-        self._waiting_commits: list[dict[Partition, Committed]] = []
-        """Until it is known who leads: what of them is of topics that are deleted meanwhile goes."""
+        self._coming = ComingOffsets()
+        """Until it is known who leads."""
         self._noted: dict[str, dict[Partition, Committed]] = {}
         """Of groups of which a commit is under way that nobody waits for: what it does not have yet."""
         self._stores = LedStores(
@@ -91,21 +92,11 @@ class ReplicatedOffsets:
 
     async def commit_here(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """`commit` of a group that is led here, or will be soon. Raises StorageUnavailable."""
-        with self._of_topics_that_stay(offsets) as left:
+        with self._coming.of(offsets) as left:
             found = await self._led(group, here=True)
         assert not isinstance(found, int)
         if left:
             await self._commit(group, left, *found)
-
-    @contextmanager
-    def _of_topics_that_stay(self, offsets: Mapping[Partition, Committed]) -> Iterator[dict[Partition, Committed]]:
-        """Else who makes such a topic later would find that groups have come somewhere in it."""
-        left = dict(offsets)
-        self._waiting_commits.append(left)
-        try:
-            yield left
-        finally:
-            self._waiting_commits = [one for one in self._waiting_commits if one is not left]
 
     async def fetch_here(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
         """`fetch` likewise. Raises StorageUnavailable."""
@@ -117,7 +108,7 @@ class ReplicatedOffsets:
 
     async def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets; returns when they are committed. Raises StorageUnavailable."""
-        with self._of_topics_that_stay(offsets) as left:
+        with self._coming.of(offsets) as left:
             found = await self._led(group)
         if not left:
             return
@@ -238,9 +229,9 @@ class ReplicatedOffsets:
 
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: as far as it is led here, nobody has come anywhere in it, nor will who commits that."""
-        for waiting in [*self._waiting_commits, *self._noted.values()]:
-            for place in [place for place in waiting if place[0] == name]:
-                del waiting[place]
+        self._coming.forget_topic(name)
+        for noted in self._noted.values():
+            drop_topic(noted, name)
         for part in self._stores.parts.values():
             if part.store is not None:
                 part.store.forget_topic(name)
