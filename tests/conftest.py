@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from core_log.kernel_sync import KernelSync
+from core_log.log_flusher import LogFlusher
 from gateway import free_ports
 from gateway.etcd_process import EtcdProcess, find_etcd, start_etcd
 from tests.support import BrokerProcess, broker_process, metrics
@@ -62,6 +63,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Files in memory are no kernel's, which takes 30 ms to end what it was asked for: a flusher does not ask then."""
     on_disk = "tmp_path" in getattr(item, "fixturenames", ())
     KernelSync.open = _kernel_sync if on_disk else lambda *_: None  # type: ignore[method-assign]
+
+
+@pytest.fixture
+async def flusher() -> AsyncIterator[LogFlusher]:
+    """One that runs and retries at once."""
+    flusher = LogFlusher(retry_interval_s=0.001)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(flusher.run)
+        yield flusher
+        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture

@@ -87,8 +87,7 @@ class EtcdStore:
         self._lease_ttl_s = lease_ttl_s
         self._anchor = anchor
         self._over = ""
-        """Why nothing is heard from etcd any more."""
-        """Rule 5 has stopped it."""
+        """Why nothing is heard from etcd any more: rule 5 has stopped it, or it has ended."""
         self._entries: SortedDict[bytes, MetadataEntry] = SortedDict()
         self._name = name if name is not None else secrets.token_hex(6).encode()
         self._changes = 0

@@ -126,11 +126,8 @@ class Engine:
 
     def _brokers_changed(self) -> None:
         self._look_at_lease()
-        if not self._may_be_back:
-            self.interests.forget_all_but(self.others())
-            return
-        self.interests.forget_all_but(self.interests.known)
-        if not self._awaits:
+        self.interests.forget_all_but(self.interests.known if self._may_be_back else self.others())
+        if self._may_be_back and not self._awaits:
             self._awaits = True
             self.spawn(self._forget_later)
 

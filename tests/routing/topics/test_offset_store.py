@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 import trio
 
 from core_log.files import MemoryFiles
@@ -14,15 +11,6 @@ from routing.topics.offset_store import Committed, OffsetStore, Partition
 from tests.core_log.helpers import open_log
 
 PLACE, OTHER = PLACES = [("t", 0), ("t", 1)]
-
-
-@pytest.fixture
-async def flusher() -> AsyncIterator[LogFlusher]:
-    flusher = LogFlusher(retry_interval_s=0.001)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(flusher.run)
-        yield flusher
-        nursery.cancel_scope.cancel()
 
 
 async def there() -> None:
