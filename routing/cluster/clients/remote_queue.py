@@ -7,7 +7,8 @@
    from the attachment on. What has come and finds no credit waits here.
 3. When the link is lost, or another broker leads, consumers attach again under other numbers, and their clients do not
    notice: what they still say of older deliveries finds no number and means nothing, those messages come again.
-4. Nobody is given anything before his `consume` was answered.
+4. Nobody is given anything before his `consume` was answered. Who is attached again is given it as it comes: the next
+   answer may be that a transaction has settled it.
 5. To its leader a consumer that acknowledges nothing is one that does, at once, so that what has come for it and no
    further is not lost when it cancels. Nothing that may have been passed on goes back when the link is lost
    (`PeerConsumer.at_most_once`). An exclusive one's messages are its own anyway. Who gets a message so settles it when
@@ -332,7 +333,7 @@ class RemoteQueue(Queue):
     def pump(self) -> None:
         """See `Queue.pump`: pass on what has come, and say what else may come."""
         for consumer, attachment in list(self._by_consumer.items()):
-            if attachment is None or not attachment.ready:
+            if attachment is None or consumer in self.joining:
                 continue
             if attachment.buffer:
                 self._pass_on(consumer, attachment)

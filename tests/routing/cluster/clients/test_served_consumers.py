@@ -255,3 +255,33 @@ async def test_what_a_protocol_gives_back_that_its_client_was_not_given_comes_ag
                 await trio.sleep(0.001)
         assert client.bodies == [b"1", b"1"]
         assert client.redelivered == [False, again]
+
+
+async def test_who_is_attached_again_gets_what_has_come_before_anybody_looks_at_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transaction that settles it may be answered next: behind that answer it would be one that comes again."""
+    async with town_of(1, 2, 3, stripes=1) as town:
+        client, forwarding, looks = Reader(town.nodes[2]), town.nodes[2].engine.forwarding, trio.Event()
+        await town.nodes[1].broker.declare_queue("q", durable=True)
+        with trio.fail_after(10):
+            await client.session.consume("q", tag="c", no_ack=False)
+            consume = forwarding.consume
+
+            async def answered(*told: Any, **also: Any) -> Any:
+                found = await consume(*told, **also)
+                await looks.wait()
+                return found
+
+            monkeypatch.setattr(forwarding, "consume", answered)
+            town.lead(0, 3)
+            Client(town.nodes[3]).session.publish(Slab("", "q", PERSISTENT, [b"x"]))
+            town.nodes[3].broker.end_turn()
+            while not client.bodies:
+                await trio.sleep(0.001)
+            looks.set()
+            Client(town.nodes[3]).session.publish(Slab("", "q", PERSISTENT, [b"y"]))
+            town.nodes[3].broker.end_turn()
+            while len(client.bodies) < 2:
+                await trio.sleep(0.001)
+        assert client.bodies == [b"x", b"y"]
