@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,10 +59,8 @@ async def remove(cluster: Cluster, broker_id: int, *, called: Callable[[str], st
 
     Raises NotFound, PreconditionFailed when it runs or a log names it, StorageUnavailable.
     """
-    try:
+    with _in_reach():
         await cluster.store.barrier()
-    except MetadataUnavailable as error:
-        raise StorageUnavailable(f"the cluster's metadata cannot be changed now: {error}") from None
     still = _require_known(cluster, broker_id)
     if broker_id in cluster.members.brokers:
         raise PreconditionFailed(f"broker {broker_id} runs: stop it first")
@@ -367,23 +366,27 @@ async def _write(
     if not due:
         return True
     guards = [*relied, *(Guard(log_key(b"", log), mod_revision=known.mod_revision) for log, known, _ in due)]
-    try:
-        await cluster.store.change(guards, [(log_key(b"", log), encode(state)) for log, _, state in due])
-    except Conflict:
+    with _in_reach():
         try:
+            await cluster.store.change(guards, [(log_key(b"", log), encode(state)) for log, _, state in due])
+        except Conflict:
             await cluster.store.barrier()
-        except MetadataUnavailable as error:
-            raise StorageUnavailable(str(error)) from None
-        return False
-    except MetadataUnavailable as error:
-        raise StorageUnavailable(f"the cluster's metadata cannot be changed now: {error}") from None
+            return False
     return True
 
 
 async def _change(cluster: Cluster, guards: list[Guard], puts: list[Put]) -> None:
     try:
-        await cluster.store.change(guards, puts)
+        with _in_reach():
+            await cluster.store.change(guards, puts)
     except Conflict:
         raise PreconditionFailed("somebody else has changed the same: look again") from None
+
+
+@contextmanager
+def _in_reach() -> Iterator[None]:
+    """Raises StorageUnavailable if etcd is not."""
+    try:
+        yield
     except MetadataUnavailable as error:
         raise StorageUnavailable(f"the cluster's metadata cannot be changed now: {error}") from None
