@@ -54,7 +54,8 @@ def _described(door: Door, call: Call, name: str) -> Entity:
 
 def _fill(reply: Entity, group: Group) -> None:
     reply.group_state, reply.protocol_type = group.state.value, group.protocol_type
-    if group.state is State.STABLE:
+    is_agreed = group.state is State.STABLE
+    if is_agreed:
         reply.protocol_data = group.protocol
     reply.members = [
         Entity(
@@ -62,7 +63,7 @@ def _fill(reply: Entity, group: Group) -> None:
             group_instance_id=member.joining.instance_id,
             client_id=member.joining.client_id,
             client_host=member.joining.client_host,
-            member_metadata=member.metadata_for(group.protocol),
+            member_metadata=member.metadata_for(group.protocol) if is_agreed else b"",
             member_assignment=member.assignment,
         )
         for member in group.members.values()

@@ -251,6 +251,18 @@ async def test_groups_are_listed_described_and_deleted() -> None:
         assert await committed(peer) == {}
 
 
+async def test_what_a_group_is_to_agree_on_is_not_told_before_it_has() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        peer = Peer(broker)
+        me = await member(peer)
+        await Peer(broker).send(JOIN_GROUP, 3, **joining())
+        (found,) = (await peer.ask(DESCRIBE_GROUPS, 5, groups=["g"])).groups
+        assert (found.group_state, found.protocol_data) == ("PreparingRebalance", "")
+        told = {one.member_id: (one.member_metadata, one.member_assignment) for one in found.members}
+        assert len(told) == 2
+        assert told[me.member_id] == (b"", b"all")
+
+
 async def test_a_group_whose_last_member_has_left_is_empty_and_can_be_deleted() -> None:
     async with kafka_broker(**QUICK) as broker:
         peer = Peer(broker)
