@@ -10,6 +10,7 @@ from protocols.kafka.messages_transactions import LIST_TRANSACTIONS
 from protocols.kafka.registry import serves
 from routing.groups.errors import InvalidPattern
 from routing.groups.patterns import compiled, matching
+from routing.log_transactions.errors import LogTransactionError
 from routing.log_transactions.state import Stage
 
 _STAGES = {stage.value for stage in Stage}
@@ -22,15 +23,16 @@ async def list_transactions(door: Door, call: Call, request: Entity) -> Entity:
     # 0 asks for no time at all: that is what stands in a request that says nothing of it
     longer_than_ms = request.duration_filter if call.version else -1
     now_ms = door.broker.clock.now_ms()
-    names = frozenset(name for name, _ in door.broker.coordinator.known())
-    if call.version >= 2 and request.transactional_id_pattern:
-        try:
+    try:
+        known = dict(door.broker.coordinator.known())
+        names = frozenset(known)
+        if call.version >= 2 and request.transactional_id_pattern:
             names = await matching(compiled(request.transactional_id_pattern), names)
-        except InvalidPattern as error:
-            return Entity(error_code=code_of(error), unknown_state_filters=[], transaction_states=[])
+    except (InvalidPattern, LogTransactionError) as error:
+        return Entity(error_code=code_of(error), unknown_state_filters=[], transaction_states=[])
     found = [
         Entity(transactional_id=name, producer_id=state.producer_id, transaction_state=state.stage.value)
-        for name, state in door.broker.coordinator.known()
+        for name, state in known.items()
         if name in names
         and (not stages or state.stage.value in stages)
         and (not producers or state.producer_id in producers)

@@ -26,10 +26,14 @@ _COLUMNS = (
 @operation("transactions.list", tags=LOOKS)
 async def list_transactions(broker: Broker, user: str, only_open: bool = True, start: int = 0) -> dict[str, Any]:
     """Transactional ids with a transaction that has not ended, or all, whoever looks after them. Raises
-    StorageUnavailable if one of the brokers does not answer.
+    StorageUnavailable if one of the brokers does not answer, or nobody looks after some.
     """
     own = 0 if broker.cluster is None else broker.cluster.broker_id
-    found = [(own, *one) for one in listed(broker, only_open=only_open)]
+    try:
+        broker.coordinator.require_leaders()
+        found = [(own, *one) for one in listed(broker, only_open=only_open)]
+    except LogTransactionError as error:
+        raise StorageUnavailable(str(error)) from None
     for other in sorted(_others(broker)):
         try:
             found += [(other, *one) for one in (await _those_of(broker, other, only_open)).items()]

@@ -94,6 +94,12 @@ def bodies(one: Any, queue: str) -> list[bytes]:
     return found
 
 
+def ids_of(member: Running) -> list[Any]:
+    """The logs of transactional ids that a broker has read and looks after."""
+    assert member.server.broker.engine is not None
+    return list(member.server.broker.engine.transactions.stores.led())
+
+
 def look(amqp_port: int, native_port: int) -> None:
     """Everything is there, at any of them."""
     with BlockingClient(f"127.0.0.1:{native_port}") as client:
@@ -150,6 +156,7 @@ async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
             await in_thread(first.kill9 if end == "killed" else first.terminate)
             await until(lambda: all(log.state.leader in (2, 3) for log in logs.values()))
             await until(lambda: sum(len(other.server.broker.topology.led) for other in others.values()) == 4)
+            await until(lambda: any(ids_of(other) for other in others.values()))
             assert delayed(others[2]) + delayed(others[3]) == len(LATER)
             for other in others.values():
                 ports = other.server.ports
