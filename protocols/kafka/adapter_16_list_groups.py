@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import code_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import LIST_GROUPS
 from protocols.kafka.registry import serves
 from routing.bites import bites
 from routing.groups.consumer_group import ConsumerGroup
+from routing.groups.errors import CoordinatorLoading
 from routing.groups.group import Group
 from routing.groups.membership import State
 
@@ -19,6 +21,10 @@ _CONSUMER = "consumer"
 @serves(LIST_GROUPS, 0, 5)
 async def list_groups(door: Door, call: Call, request: Entity) -> Entity:
     """All, or those in some states or of some types."""
+    try:
+        door.broker.groups.require_all_read()
+    except CoordinatorLoading as error:
+        return Entity(error_code=code_of(error), groups=[])
     states = {name.lower() for name in request.states_filter}
     kinds = {name.lower() for name in request.types_filter}
     found = []

@@ -152,6 +152,7 @@ async def _commit_group_offsets(door: GroupDoor, request: wire_groups.CommitGrou
 
 
 async def _list_groups(door: GroupDoor, request: wire_groups.ListGroups) -> wire.Reply:
+    door.broker.groups.require_all_read()
     found = []
     known = door.broker.groups.names()
     found += [

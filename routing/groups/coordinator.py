@@ -399,8 +399,13 @@ class Coordinator:
 
     # ---- what operators ask
 
+    def require_all_read(self) -> None:
+        """Raises CoordinatorLoading: some of the groups that are looked after here are not known yet."""
+        if not (isinstance(self._offsets, OffsetStore) or self._offsets.all_read()):
+            raise CoordinatorLoading("what is kept of some groups is being read")
+
     def names(self) -> list[str]:
-        """The groups that are looked after here."""
+        """The groups that are looked after here, as far as they are known."""
         return sorted({*self.groups, *self._offsets.groups})
 
     def describe(self, name: str) -> Group | MixedGroup | None:
@@ -413,8 +418,9 @@ class Coordinator:
 
     async def delete(self, name: str) -> None:
         """Forget a group without members. Raises GroupError, StorageUnavailable."""
-        self._require_empty(name)
-        self.describe(name)
+        found = self.describe(name)
+        if found is not None and not _is_empty(found):
+            raise GroupNotEmpty(f"group '{name}' has {len(found.members)} members")
         await self._forget(name, {*self._offsets.known(name), *self.unstable(name)})
 
     async def _forget(self, name: str, partitions: Iterable[Partition]) -> None:
@@ -453,12 +459,6 @@ class Coordinator:
         if moves:
             await self._offsets.commit(name, moves)
         return {place: to.offset - known[place].offset for place, to in moves.items()}
-
-    def _require_empty(self, name: str) -> None:
-        self._require_here(name)
-        found = self.groups.get(name)
-        if found is not None and not _is_empty(found):
-            raise GroupNotEmpty(f"group '{name}' has {len(found.members)} members")
 
     async def expire(self) -> None:
         """Forget what is not kept any longer (rule 4)."""

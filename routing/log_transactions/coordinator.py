@@ -397,23 +397,17 @@ class TransactionCoordinator:
 
     def known(self) -> Iterator[tuple[str, IdState]]:
         """The ids that are looked after here. Raises TransactionCoordinatorUnavailable: some are not read yet."""
-        here, cluster = list(self._here()), self._broker.cluster
-        if cluster is not None and len(here) < self._leaders().count(cluster.broker_id):
+        if self._stores is not None and not self._stores.all_read():
             raise TransactionCoordinatorUnavailable("this broker does not know yet all ids that it looks after")
-        for store in here:
+        for store in self._here():
             for one in list(store.ids.values()):
                 if one.state is not None:
                     yield one.name, one.state
 
     def require_leaders(self) -> None:
         """Raises TransactionCoordinatorUnavailable: nobody looks after some ids now."""
-        if None in self._leaders():
+        if self._stores is not None and None in self._stores.leaders():
             raise TransactionCoordinatorUnavailable("nobody looks after some of the transactional ids now")
-
-    def _leaders(self) -> list[int | None]:
-        """Of each log, who looks after its ids."""
-        cluster, count = self._broker.cluster, self._stores.count if self._stores is not None else 0
-        return [cluster.leader_of(log_of_kind(TRANSACTIONS, number))[0] for number in range(count)] if cluster else []
 
     def describe(self, name: str) -> IdState:
         """One of them. Raises LogTransactionError."""

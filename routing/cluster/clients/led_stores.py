@@ -196,6 +196,15 @@ class LedStores(Generic[Store]):
             ):
                 yield part, store
 
+    def leaders(self) -> list[int | None]:
+        """Of each of the logs, by the metadata."""
+        return [self._cluster.leader_of(log_of_kind(self._kind, number))[0] for number in range(self.count)]
+
+    def all_read(self) -> bool:
+        """Whether all can be asked here that this broker leads by the metadata."""
+        led = {part.number for part, _ in self.led()}
+        return all(leader != self._cluster.broker_id or number in led for number, leader in enumerate(self.leaders()))
+
     async def at(
         self, number: int, what: str, *, may_forward: Callable[[], bool]
     ) -> tuple[LedStore[Store], Store] | int:

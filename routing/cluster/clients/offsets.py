@@ -207,6 +207,10 @@ class ReplicatedOffsets:
         """Of the logs that are led here."""
         return [part.store for part in self._stores.parts.values() if part.store is not None]
 
+    def all_read(self) -> bool:
+        """See `LedStores`."""
+        return self._stores.all_read()
+
     @property
     def groups(self) -> list[str]:
         """Who has come anywhere, as far as it is led here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,11 +24,15 @@ from protocols.kafka.messages_groups import (
     OFFSET_FETCH,
     SYNC_GROUP,
 )
+from protocols.native import wire_groups
+from protocols.native.adapter_groups import HANDLERS
 from routing.access.grants import EVERYTHING, Permission
-from routing.groups.errors import CoordinatorUnavailable
+from routing.cluster.clients.offsets import ReplicatedOffsets
+from routing.groups.errors import CoordinatorLoading, CoordinatorUnavailable
 from routing.groups.group import Group
 from routing.topics.offset_store import Committed
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
+from tests.support.home_cluster import mesh, until
 
 QUICK = {"group_initial_delay_ms": 0}
 PROTOCOLS = [Entity(name="range", metadata=b"wants")]
@@ -249,6 +254,20 @@ async def test_groups_are_listed_described_and_deleted() -> None:
                 ErrorCode.GROUP_ID_NOT_FOUND,
             ]  # fmt: skip
         assert await committed(peer) == {}
+
+
+async def test_groups_that_are_not_read_yet_are_not_just_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with mesh(1) as brokers:
+        broker = brokers.members[1].broker
+        offsets, peer = broker.offsets, Peer(broker)
+        assert isinstance(offsets, ReplicatedOffsets)
+        await until(offsets.all_read)
+        assert (await peer.ask(LIST_GROUPS, 4)).error_code == 0
+        part = offsets._stores.parts[offsets.log_of("g")]
+        monkeypatch.setattr(part, "store", None)
+        assert (await peer.ask(LIST_GROUPS, 4)).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        with pytest.raises(CoordinatorLoading, match="is being read"):
+            await HANDLERS[wire_groups.ListGroups](SimpleNamespace(broker=broker), wire_groups.ListGroups(0))
 
 
 async def test_what_a_group_is_to_agree_on_is_not_told_before_it_has() -> None:
