@@ -200,6 +200,10 @@ class LedStores(Generic[Store]):
         """Of each of the logs, by the metadata."""
         return [self._cluster.leader_of(log_of_kind(self._kind, number))[0] for number in range(self.count)]
 
+    def epoch(self, number: int) -> int:
+        """In which one of the logs is led, by the metadata."""
+        return self._cluster.leader_of(log_of_kind(self._kind, number))[1]
+
     def all_read(self) -> bool:
         """Whether all can be asked here that this broker leads by the metadata."""
         led = {part.number for part, _ in self.led()}

@@ -149,8 +149,14 @@ class ReplicatedOffsets:
         raise _too_few(group)
 
     async def end_pending(self, group: str, producer_id: int, *, committed: bool) -> None:
-        """See `OffsetStore.end_pending`, of a group that is led here. Raises StorageUnavailable."""
-        with self._waiting(group, *await self._here(group)) as store:
+        """See `OffsetStore.end_pending`, of a group that is led here. Raises StorageUnavailable; also when it was asked
+        for in an earlier leader epoch: another leader may have done it since, and have the producer's next transaction.
+        """
+        epoch = self._stores.epoch(self.log_of(group))
+        part, store = await self._here(group)
+        if self._stores.epoch(part.number) != epoch:
+            raise StorageUnavailable(f"{_what(group)} were led elsewhere")
+        with self._waiting(group, part, store):
             await store.end_pending(group, producer_id, committed=committed)
             return
         raise _too_few(group)

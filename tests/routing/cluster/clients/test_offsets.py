@@ -7,12 +7,14 @@ import threading
 from collections.abc import Mapping
 from weakref import ref
 
+import pytest
 import trio
 import trio.testing
 
 from core_log.keyed_store import KeyedStore
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.metadata.log_names import offsets_log
+from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Committed, OffsetStore, Partition
 from tests.support.home_cluster import HOMES, mesh, until
 
@@ -201,3 +203,33 @@ async def test_what_is_committed_is_not_forgotten_by_who_reads_a_log_twice_as_it
         assert offsets.known(group) == confirmed
         await offsets.commit(group, {PLACES[0]: Committed(8)})
         assert offsets.known(group) == {PLACES[0]: Committed(8)}
+
+
+async def test_the_end_of_a_transaction_that_another_leader_may_have_done_is_not_done_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited here until this broker led; meanwhile the producer's next transaction has committed offsets."""
+    async with mesh(1) as brokers:
+        offsets, cluster = brokers.members[1].broker.offsets, brokers.members[1].part
+        assert isinstance(offsets, ReplicatedOffsets)
+        await until(offsets.all_read)
+        part, log = offsets._stores.parts[offsets.log_of("g")], offsets_log(offsets.log_of("g"))
+        store, leader_of = part.store, cluster.leader_of
+        assert store is not None
+        monkeypatch.setattr(part, "store", None)
+
+        async def told() -> None:
+            with pytest.raises(StorageUnavailable, match="were led elsewhere"):
+                await offsets.end_pending("g", 7, committed=True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(told)
+            await trio.testing.wait_all_tasks_blocked()
+            leader, epoch = leader_of(log)
+            monkeypatch.setattr(
+                cluster, "leader_of", lambda name: (leader, epoch + 2) if name == log else leader_of(name)
+            )
+            monkeypatch.setattr(part, "store", store)
+        assert not store.pending.ended
+        await offsets.end_pending("g", 7, committed=True)
+        assert store.pending.ended == 1
