@@ -35,7 +35,7 @@ class AbsentLog(PartitionLog):
     def learn(self, log_start: int, high_watermark: int) -> None:
         """What others know of it."""
 
-    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
+    def append(self, batch: BytesLike, *, base_offset: int | None = None, let_in: bool = False) -> int:
         """Raises LogUnavailable."""
         raise LogUnavailable(str(self.error))
 

@@ -57,8 +57,9 @@ class AppendableLog:
         """See `PartitionLog`."""
         raise NotImplementedError
 
-    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
-        """Append a whole batch at `log_end_offset`, or at `base_offset`, which must not be below it.
+    def append(self, batch: BytesLike, *, base_offset: int | None = None, let_in: bool = False) -> int:
+        """Append a whole batch at `log_end_offset`, or at `base_offset`, which must not be below it. One that was
+        `let_in` before may be larger than the limit is by now.
 
         Base offset and leader epoch are patched in when they differ. The CRC is not checked: `validate` what came from
         outside. The batch must not be changed afterwards. Returns the base offset.
@@ -69,7 +70,7 @@ class AppendableLog:
         if self.error is not None or self.closed or self.truncating:
             self._refuse()
         size = len(batch)
-        if size > self.config.message_bytes_max:
+        if size > self.config.message_bytes_max and not let_in:
             raise BatchTooLarge(f"a batch of {size} bytes, the limit is {self.config.message_bytes_max}")
         if size < HEADER_BYTES:
             raise CorruptBatch(f"{size} bytes are no batch")

@@ -139,9 +139,9 @@ class ReplicaLog(PartitionLog):
         self._appended(write, size, next_offset)
         return next_offset
 
-    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
+    def append(self, batch: BytesLike, *, base_offset: int | None = None, let_in: bool = False) -> int:
         """See `PartitionLog.append`."""
-        base_offset = super().append(batch, base_offset=base_offset)
+        base_offset = super().append(batch, base_offset=base_offset, let_in=let_in)
         if self.news is not None:
             self.news[self] = None
         return base_offset

@@ -20,7 +20,7 @@ def write(log: PartitionLog, runs: Iterable[Run]) -> None:
         data = _batch(log, batch, log.config.codec or Compression.NONE)
         if len(data) > most_bytes:  # what cannot be made smaller grows, and was let in by its own size
             data = _batch(log, batch, Compression.NONE)
-        log.append(data, base_offset=batch[0].first_offset)
+        log.append(data, base_offset=batch[0].first_offset, let_in=True)
 
 
 def _batch(log: PartitionLog, runs: Sequence[Run], codec: Compression) -> bytes:

@@ -28,8 +28,8 @@ class SimLog(ReplicaLog):
         self.mirror.append((end, self.epochs.latest, bytes(batch)))
         return end
 
-    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
-        base = super().append(batch, base_offset=base_offset)
+    def append(self, batch: BytesLike, *, base_offset: int | None = None, let_in: bool = False) -> int:
+        base = super().append(batch, base_offset=base_offset, let_in=let_in)
         patched = b"".join((pack(">q", base), batch[8:12], pack(">i", self.leader_epoch), batch[16:]))
         self.mirror.append((self.log_end_offset, self.leader_epoch, patched))
         return base

@@ -16,6 +16,7 @@ from core_log.record_batch import BatchBuilder, Record, iterate_records
 from routing.errors import AlreadyExists, NotFound, PreconditionFailed
 from routing.message import Slab
 from routing.topics.offset_store import Committed
+from routing.topics.topic_config import log_config
 from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import PERSISTENT, engine, with_headers
 
@@ -52,6 +53,20 @@ async def test_the_routing_key_chooses_the_partition_as_kafka_clients_do() -> No
             assert values(partition) == [f"{key}/{turn}" for turn in range(3) for key in mine]
             assert {bytes(record.key or b"").decode() for record in records(partition)} == set(mine)
             assert [record.offset for record in records(partition)] == list(range(3 * len(mine)))
+
+
+async def test_what_was_let_in_is_written_though_the_limit_is_lower_by_now() -> None:
+    """As of publishers at another broker, that has heard of it later; nobody's turn may fail for it."""
+    async with engine(MemoryFiles()) as running:
+        topic = await running.broker.create_topic("t")
+        await running.broker.bind("topic", "t", "amq.topic", "#")
+        client = running.client()
+        for body in ("x" * 50_000, "y"):
+            client.publish("k", body, exchange="amq.topic", confirm=True)
+        topic.configure(log_config({"max.message.bytes": "5000"}, running.broker.config), topic.config)
+        running.turn()
+        await running.until(lambda: client.confirmed == 2)
+        assert values(topic.partitions[0]) == ["x" * 50_000, "y"]
 
 
 async def test_a_header_goes_before_the_routing_key_and_headers_become_record_headers() -> None:

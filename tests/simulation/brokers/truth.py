@@ -56,8 +56,8 @@ class WatchedLog(ReplicaLog):
         self._mirrored((end, self.epochs.latest, bytes(batch)))
         return end
 
-    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
-        base = super().append(batch, base_offset=base_offset)
+    def append(self, batch: BytesLike, *, base_offset: int | None = None, let_in: bool = False) -> int:
+        base = super().append(batch, base_offset=base_offset, let_in=let_in)
         patched = b"".join((pack(">q", base), batch[8:12], pack(">i", self.leader_epoch), batch[16:]))
         if not self.process.ended:
             self.truth.led(self)
