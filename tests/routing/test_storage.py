@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
+from routing import storage
 from routing.message import Properties
 from routing.session import Outcome
 from tests.routing.harness import TRANSIENT, Client, Engine, engine
@@ -228,3 +229,32 @@ async def test_a_spilled_prefix_is_deleted_from_scratch() -> None:
             client.session.pause(False)
             assert len(await consume_all(running, client, 1000)) == 1000
         await running.until(lambda: log_bytes(files, "scratch/0") < 100_000)
+
+
+async def test_what_is_larger_than_messages_may_be_by_now_goes_on_to_another_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage, "_BATCH_ROOM_BYTES", 1000)
+    files, letters = MemoryFiles(), {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    async with engine(files) as running:
+        await running.queue("dead")
+        queues = running.broker.topology.queues
+        for name in map(str, range(10)):
+            await running.queue(name, arguments=letters)
+            if queues[name].partition is not queues["dead"].partition:
+                break
+        client = running.client()
+        client.publish(name, "x" * 50_000, confirm=True)
+        running.turn()
+        await running.until(lambda: client.confirmed == 1)
+    async with engine(files, message_bytes_max=1000) as running:
+        client = running.client()
+        await client.consume(name)
+        running.turn()
+        await running.until(lambda: client.deliveries)
+        client.session.settle(1, 1, Outcome.DISCARD)
+        running.turn()
+        client.publish("dead", "y", confirm=True)
+        running.turn()
+        await running.until(lambda: client.confirmed == 1)
+        assert await running.drain("dead") == [("x" * 50_000, False), ("y", False)]

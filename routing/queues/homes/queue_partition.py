@@ -394,7 +394,7 @@ class QueuePartition:
             self.journal.add(None, batches[0][0], now_ms, directory)
 
     def _append(self, batch: bytes, base_offset: int) -> None:
-        self.log.append(batch, base_offset=base_offset)
+        self.log.append(batch, base_offset=base_offset, let_in=True)
         self.unchecked_bytes += len(batch)
         self.live.follow(self.log.segments[-1], self.next_offset)
 
