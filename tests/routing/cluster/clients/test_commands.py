@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -43,7 +45,8 @@ async def test_headers_that_could_not_be_shown_are_refused_and_end_no_broker() -
                     await administer(other, "guest", "messages.publish", {**said, "headers": nested(levels)})
             Client(town.nodes[1]).session.publish(Slab("", "q", with_headers(nested(480)), [b"from before"]))
             leader.end_turn()
-            with pytest.raises(StorageUnavailable, match="has failed"):
+            fails = pytest.raises(StorageUnavailable, match="has failed")
+            with fails if sys.version_info < (3, 12) else nullcontext():  # later ones go deeper
                 await administer(other, "guest", "queues.peek", {"name": "q"})
             assert (await other.check_queue("q", None)).message_count == 2
 
