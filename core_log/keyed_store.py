@@ -196,7 +196,7 @@ class KeyedStore:
             size = len(key) + len(self._values.get(key, b""))
             if builder.count and builder.size_estimate + size > _BATCH_BYTES:
                 appended_bytes += builder.size_estimate
-                log.append(self._built(builder, log.log_end_offset))
+                log.append(self._built(builder, log.log_end_offset), let_in=True)
                 if appended_bytes >= _REWRITTEN_AT_ONCE_BYTES:
                     await log.wait_committed(log.log_end_offset)
                     self._require_ours()
@@ -207,7 +207,7 @@ class KeyedStore:
                 continue  # it went while an earlier part was written: the tombstone is behind that
             builder.add(log.log_end_offset + builder.count, key, value)
         if builder.count:
-            log.append(self._built(builder, log.log_end_offset))
+            log.append(self._built(builder, log.log_end_offset), let_in=True)
         await log.wait_committed(log.log_end_offset)
         self._require_ours()
         log.delete_prefix(start)

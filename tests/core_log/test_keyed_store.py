@@ -134,12 +134,14 @@ async def test_garbage_is_rewritten(flusher: LogFlusher) -> None:
     assert again.log.size_bytes > size, "no garbage, no rewrite"
 
 
-async def test_large_live_data_is_rewritten_in_several_batches(flusher: LogFlusher) -> None:
+@pytest.mark.parametrize("limit_now", [400_000, 1000])
+async def test_large_live_data_is_rewritten_in_several_batches(limit_now: int, flusher: LogFlusher) -> None:
     log = open_log(MemoryFiles(), LogConfig(message_bytes_max=400_000), flusher=flusher)
     store = KeyedStore(log)
     for turn in range(4):
         for i in range(5):
             store.put(b"%d" % i, b"%d" % turn * 390_000)
+    log.configure(LogConfig(message_bytes_max=limit_now))
     await store.commit()
     assert log.log_end_offset - log.log_start_offset == 5
     assert dict(KeyedStore(log).items()) == {b"%d" % i: b"3" * 390_000 for i in range(5)}
