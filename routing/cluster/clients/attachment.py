@@ -23,8 +23,8 @@ class Attachment:
     """A consumer, or who gets single messages, as the leader knows it."""
 
     __slots__ = (
-        "buffer", "consumer", "granted", "granted_bytes", "handed", "handed_bytes", "link", "number", "ready",
-        "settles", "unsettled",
+        "buffer", "consumer", "granted", "granted_bytes", "handed", "handed_bytes", "is_recalled", "link", "number",
+        "ready", "settles", "unsettled",
     )  # fmt: skip
 
     def __init__(self, number: int, link: EngineLink, consumer: Consumer | None) -> None:
@@ -39,6 +39,8 @@ class Attachment:
         self.granted = self.granted_bytes = 0
         """What the leader may have sent by now."""
         self.unsettled = 0
+        self.is_recalled = False
+        """What comes goes back, until the leader has answered: rule 6."""
         self.buffer: deque[tuple[int, Slab, int, bool]] = deque()
         """First id, slab, where in it to go on, redelivered."""
 
@@ -58,6 +60,29 @@ class Attachment:
         self.granted = max(self.granted, messages)
         self.granted_bytes = size_bytes
         return True
+
+    @property
+    def is_held_up(self) -> bool:
+        """Something has come for it, and its session has all that it may have, of this queue or of others."""
+        consumer = self.consumer
+        if not self.buffer or consumer is None or consumer.no_ack or consumer.exclusive:
+            return False
+        session = consumer.session
+        return 0 < session.prefetch <= session.outstanding
+
+    def went(self, count: int, size_bytes: int) -> None:
+        """So much of what has come does not wait here any more."""
+        self.handed += count
+        self.handed_bytes += size_bytes
+
+    def give_back(self, places: Places) -> None:
+        """Have the leader give to others what has come, and nothing more to this one."""
+        for first_id, slab, start, redelivered in self.left(places):
+            stop = len(slab.bodies)
+            self.went(stop - start, slab.size_of(start, stop))
+            unseen(self.link, self.number, first_id + start, stop - start, redelivered)
+        self.granted, self.granted_bytes = self.handed, self.handed_bytes
+        self.link.credit(self.number, self.granted, self.granted_bytes)
 
     def left(self, places: Places) -> list[tuple[int, Slab, int, bool]]:
         """Take what has come and is passed on to nobody any more."""

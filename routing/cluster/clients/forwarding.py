@@ -118,6 +118,9 @@ class Forwarding:
         self.dirty: dict[Stream, None] = {}
         self.numbers: dict[int, RemoteQueue] = {}
         """Whose consumer has a number."""
+        self.held_up: dict[Attachment, int] = {}
+        """Consumers for which something waits that they cannot be given, and how much they had been given at the last
+        tick."""
         self.connections = LatestConnections()
         self.process = secrets.randbits(62)
         """Positions and numbers are this process's."""
@@ -216,6 +219,14 @@ class Forwarding:
         for stream in tuple(self.streams.values()):
             stream.tick(now_s)
         self.room_changed()
+        for attachment, handed in tuple(self.held_up.items()):
+            queue = self.numbers.get(attachment.number)
+            if queue is None or not attachment.is_held_up or attachment.handed == handed:
+                del self.held_up[attachment]
+                if queue is not None and attachment.is_held_up:
+                    self.spawn(queue.recall, attachment)
+            else:
+                self.held_up[attachment] = attachment.handed
 
     async def wait_for_room(self) -> None:
         """Return when no stream has too much that is not answered."""

@@ -13,12 +13,15 @@
    further is not lost when it cancels. Nothing that may have been passed on goes back when the link is lost
    (`PeerConsumer.at_most_once`). An exclusive one's messages are its own anyway. Who gets a message so settles it when
    it has come: an answer that is lost with its link is asked for again.
+6. Where consumers share a limit (`Session.prefetch`) each has credit for what only one of them can be given. What has
+   come and waits behind another queue's messages from one tick to the next is recalled: it goes back to the leader, who
+   has others for it, and so does all that he has sent before he has heard of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from routing.cluster.clients.attachment import ID_MASK, NUMBER_SHIFT, Attachment, unseen
@@ -324,6 +327,8 @@ class RemoteQueue(Queue):
             unseen(link, number, first_id, len(slab.bodies), redelivered)
             return
         attachment.buffer.append((first_id, slab, 0, redelivered))
+        if attachment.is_recalled:
+            attachment.give_back(self._places)
         self.wake()
 
     def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
@@ -333,10 +338,12 @@ class RemoteQueue(Queue):
     def pump(self) -> None:
         """See `Queue.pump`: pass on what has come, and say what else may come."""
         for consumer, attachment in list(self._by_consumer.items()):
-            if attachment is None or consumer in self.joining:
+            if attachment is None or consumer in self.joining or attachment.is_recalled:
                 continue
             if attachment.buffer:
                 self._pass_on(consumer, attachment)
+                if attachment.is_held_up:
+                    self._forwarding.held_up.setdefault(attachment, -1)
             if self._by_consumer.get(consumer) is attachment and attachment.more():
                 attachment.link.credit(attachment.number, attachment.granted, attachment.granted_bytes)
 
@@ -353,8 +360,7 @@ class RemoteQueue(Queue):
             if stop < there:
                 buffer.appendleft((first_id, slab, stop, redelivered))
             count = stop - start
-            attachment.handed += count
-            attachment.handed_bytes += slab.size_of(start, stop)
+            attachment.went(count, slab.size_of(start, stop))
             if not consumer.no_ack:
                 attachment.unsettled += count
             for first, some in self._places.fresh(place | first_id + start, count):
@@ -366,6 +372,16 @@ class RemoteQueue(Queue):
             if attachment.settles:
                 ranges = [first_id + start, first_id + stop - 1]
                 attachment.link.settle(attachment.number, Outcome.ACK, ranges)
+
+    async def recall(self, attachment: Attachment) -> None:
+        """See rule 6. Nothing new is passed on before what was on its way has gone back as well: the order stays."""
+        attachment.is_recalled = True
+        attachment.give_back(self._places)
+        with suppress(BrokerError):
+            await self._forwarding.ask(self, "count")
+        attachment.is_recalled = False
+        self.wake()
+        self._forwarding.want_turn()
 
     # ---- messages back
 
