@@ -165,6 +165,7 @@ class Router:
             route = routes.get(key)
             if route is None:
                 route, reached = self._route(exchange, (key, *further), slab.properties_of(at))
+                route = route.with_copies(further) if further else route
                 if not reached.varies:
                     routes[key] = route
             found.append(route)
