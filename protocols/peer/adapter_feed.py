@@ -21,7 +21,6 @@ from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.clients.questions import Questions
 from routing.errors import StorageUnavailable
 from routing.message import Slab
-from routing.publishing.named import NamedSlab
 from routing.topics.offset_store import Committed, Partition
 from routing.topology.interest import Interest
 
@@ -108,9 +107,8 @@ class FeedOut:
         """See `InterestLink`."""
         self._write(wire.Wanted(number, anew, _entries(more), _entries(less)))
 
-    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
+    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab, name: bytes = b"") -> None:
         """See `InterestLink`."""
-        name = slab.name if isinstance(slab, NamedSlab) else b""
         self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], _name(queue), name, to_entry(slab)))
 
     def _write(self, frame: wire.FeedFrame) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 from routing.message import Slab
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from routing.queues.queue import Queue
 
 NAMES_MAX = 1 << 16
+DIED = b"died:"
+"""So begin the names, used once, of what is not to come to queues that it died in (`died`)."""
+
+
+def died() -> bytes:
+    """A name of dead letters; a broker of a version before takes it for that of a message which is new."""
+    return DIED + token_bytes(16)
 
 
 class Names:

@@ -342,7 +342,7 @@ class DeadLetters:
         except NotFound:
             return [(Route([], []), slab)]
         if like.barred:
-            parts = [(_avoiding(route, like.barred), part) for route, part in parts]
+            parts = [(route.after_death(like.barred), part) for route, part in parts]
         return parts
 
     def _publish(self, waiting: _Waiting, route: Route, slab: Slab, offsets: Sequence[int]) -> bool:
@@ -441,9 +441,3 @@ def _target(queue: Queue, reason: str) -> Target | None:
         return None
     keeps = settings.keeps_dead_letters
     return Target(settings.dead_letter_exchange, settings.dead_letter_routing_key, must_exist=keeps)
-
-
-def _avoiding(route: Route, barred: frozenset[str]) -> Route:
-    """A route without the queues of these names."""
-    queues = frozenset(queue for queue in route.queues if queue.name in barred)
-    return route.avoiding(queues) if queues else route

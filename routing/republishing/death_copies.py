@@ -37,6 +37,13 @@ class Target(NamedTuple):
     must_exist: bool = False
 
 
+def barred_by(slab: Slab) -> frozenset[str]:
+    """The queues that copies which travel in one slab, and died without being rejected, must not get to."""
+    editor = editor_of(slab.properties.protocol)
+    deaths = [] if editor is None else editor.headers(slab.properties_of(0).raw, (DEATHS,)).get(DEATHS)
+    return barred_queues(deaths, "") if isinstance(deaths, list) else frozenset()
+
+
 class Like(NamedTuple):
     """What copies have in common that travel in one slab: `barred` are queues they must not get to, `further` more
     routing keys.

@@ -141,9 +141,9 @@ def _interest_of(vhost: VirtualHost, binding: Binding) -> Interest:
     return Interest(vhost.name, binding.exchange, binding.pattern, binding.syntax, binding.arguments_key, divided)
 
 
-Send = Callable[[int, str, tuple[str, ...], str, Slab], None]
+Send = Callable[[int, str, tuple[str, ...], str, bool, Slab], None]
 """To a broker, messages for a virtual host, with further routing keys that they are published with, or for the queue of
-this name alone.
+this name alone; whether they are not to come to queues that they died in.
 """
 Reaches = Callable[[int], bool]
 """Whether there is a link to a broker."""
@@ -152,10 +152,18 @@ Reaches = Callable[[int], bool]
 class Elsewhere:
     """Another broker as a destination: to a route it is what a topic is. Nothing of it outlives the process."""
 
-    __slots__ = ("_broker", "_copies", "_queue", "_reaches", "_send", "_vhost", "name", "partitions")
+    __slots__ = ("_broker", "_copies", "_died", "_queue", "_reaches", "_send", "_vhost", "name", "partitions")
 
     def __init__(
-        self, broker: int, vhost: str, send: Send, reaches: Reaches, copies: tuple[str, ...] = (), queue: str = ""
+        self,
+        broker: int,
+        vhost: str,
+        send: Send,
+        reaches: Reaches,
+        copies: tuple[str, ...] = (),
+        queue: str = "",
+        *,
+        died: bool = False,
     ) -> None:
         self.name = f"broker {broker}"
         self.partitions: tuple[TopicPartition, ...] = ()
@@ -166,10 +174,17 @@ class Elsewhere:
         self._reaches = reaches
         self._copies = copies
         self._queue = queue
+        self._died = died
 
     def with_copies(self, copies: Sequence[str]) -> Elsewhere:
         """The same for messages that go wherever `copies` lead as well."""
         return self if self._queue else Elsewhere(self._broker, self._vhost, self._send, self._reaches, tuple(copies))
+
+    def after_death(self, barred: Collection[str]) -> Elsewhere | None:
+        """The same for dead letters that must not get to some queues; None: it is one of these."""
+        if self._queue:
+            return None if self._queue in barred else self
+        return Elsewhere(self._broker, self._vhost, self._send, self._reaches, self._copies, died=True)
 
     @property
     def is_reached(self) -> bool:
@@ -189,7 +204,7 @@ class Elsewhere:
 
     def append_slab(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Send messages; nobody waits for that."""
-        self._send(self._broker, self._vhost, self._copies, self._queue, slab)
+        self._send(self._broker, self._vhost, self._copies, self._queue, self._died, slab)
         return []
 
 

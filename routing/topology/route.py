@@ -8,7 +8,7 @@ queues whose only consumers wait for it, and give nothing back, is handed to the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -208,6 +208,15 @@ class Route:
             return self
         topics = [topic.with_copies(copies) if isinstance(topic, Elsewhere) else topic for topic in self.topics]
         return self._to(self.queues, topics, histories=self.histories)
+
+    def after_death(self, barred: Collection[str]) -> Route:
+        """Where dead letters go that must not get to the queues of these names: other brokers are told of that."""
+        there = frozenset(queue for queue in self.queues if queue.name in barred)
+        if not any(isinstance(topic, Elsewhere) for topic in self.topics):
+            return self.avoiding(there) if there else self
+        topics = [topic.after_death(barred) if isinstance(topic, Elsewhere) else topic for topic in self.topics]
+        left = [queue for queue in self.queues if queue not in there]
+        return self._to(left, [topic for topic in topics if topic is not None])
 
     def _to(
         self,

@@ -8,6 +8,7 @@
    `forward_bytes_max` waiting for it, gets none: these queues promise nothing, and what is lost is counted. What is
    mandatory, and wanted by nobody but brokers with which there is no link, is returned: it would be lost for certain.
 4. What has a name (`publishing/named.py`) goes with it, and comes to the queues here once, whoever sends it.
+5. Dead letters that are not to come to queues in which they died say so; who gets them leaves out those he has.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import trio
 from routing.message import Slab
 from routing.publishing.confirms import deliver_regardless
 from routing.publishing.deduplication import put
-from routing.publishing.named import Names
+from routing.publishing.named import DIED, NamedSlab, Names, died
 from routing.publishing.overflowing import deliver_refused
+from routing.republishing.death_copies import barred_by
 from routing.topology.interest import Interest, Others, Wanted
 from routing.topology.route import Route
 from routing.topology.topology import Topology
@@ -58,8 +60,8 @@ class InterestLink(Protocol):
     def tell(self, number: int, anew: bool, more: Sequence[Interest], less: Sequence[Interest]) -> None:
         """What is wanted here, or with `anew` that from here on all of it is told."""
 
-    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
-        """Messages for queues there, or for one of them if it is named."""
+    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab, name: bytes = b"") -> None:
+        """Messages for queues there, or for one of them if it is named; `name` is theirs (`publishing/named.py`)."""
 
 
 class Interests:
@@ -281,18 +283,20 @@ class Interests:
     def _reaches(self, broker: int) -> bool:
         return broker in self._links
 
-    def _send(self, broker: int, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
+    def _send(self, broker: int, vhost: str, copies: tuple[str, ...], queue: str, is_dead: bool, slab: Slab) -> None:
         link = self._links.get(broker)
         if link is not None and link.room_bytes > 0:
-            link.forward(vhost, copies, queue, slab)
+            name = slab.name if isinstance(slab, NamedSlab) else died() if is_dead else b""
+            link.forward(vhost, copies, queue, slab, name)
         else:
             if not self.dropped_messages:
                 logger.warning("messages for queues of broker %d are lost: it takes none now", broker)
             self.dropped_messages += len(slab.bodies)
 
     def on_forwarded(self, vhost: str, copies: Sequence[str], queue: str, slab: Slab, name: bytes = b"") -> None:
-        """Another broker has messages for queues here, or for one of them if it is named; `name` is of `NamedSlab`."""
-        if name and not self.names.is_new(name, queue):
+        """Another broker has messages for queues here, or for one of them if it is named; `name` as in `forward`."""
+        is_dead = name.startswith(DIED)
+        if name and not is_dead and not self.names.is_new(name, queue):
             return
         found = self._topology.vhosts.get(vhost)
         if queue:
@@ -302,8 +306,9 @@ class Interests:
             return
         if found is None or slab.exchange not in found.exchanges:
             return
+        barred = barred_by(slab) if is_dead else frozenset[str]()
         for route, part in found.router.routed_inside(slab, copies):
-            self._deliver(route.here(), part)
+            self._deliver(route.here().after_death(barred), part)
 
     def _deliver(self, route: Route, slab: Slab) -> None:
         if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):

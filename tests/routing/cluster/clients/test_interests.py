@@ -40,9 +40,9 @@ class Link:
 
         self._later(arrive)
 
-    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
+    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab, name: bytes = b"") -> None:
         self.forwarded.append(slab)
-        self._later(lambda: self._there.on_forwarded(vhost, copies, queue, slab))
+        self._later(lambda: self._there.on_forwarded(vhost, copies, queue, slab, name))
 
     def _later(self, what: Any) -> None:
         if self.held is None:
