@@ -22,7 +22,7 @@ from routing.declaring.at_once import at_once
 from routing.declaring.topic_control import TopicControl
 from routing.declaring.views import arguments_of, start_of_view
 from routing.elsewhere import LOOK_S, SERVED_WITHIN_S, is_served
-from routing.errors import BrokerError, LedHere, NotAllowed, NotFound, StorageUnavailable
+from routing.errors import BrokerError, LedHere, NotAllowed, NotFound, PreconditionFailed, StorageUnavailable
 from routing.queues.queue import Queue
 from routing.queues.queue_rules import COME_AGAIN_S
 from routing.queues.settings import VIEW
@@ -205,20 +205,25 @@ class Control:
             await self._topics.make_stream(
                 topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments)
             )
-        plan = await topology.change(
-            lambda: broker_plans.declare_queue(
-                topology,
-                topology.vhost(vhost),
-                name,
-                durable=durable,
-                exclusive=exclusive,
-                auto_delete=auto_delete,
-                arguments=arguments or {},
-                owner=owner,
-                prefix=prefix,
-                start=start,
+        try:
+            plan = await topology.change(
+                lambda: broker_plans.declare_queue(
+                    topology,
+                    topology.vhost(vhost),
+                    name,
+                    durable=durable,
+                    exclusive=exclusive,
+                    auto_delete=auto_delete,
+                    arguments=arguments or {},
+                    owner=owner,
+                    prefix=prefix,
+                    start=start,
+                )
             )
-        )
+        except PreconditionFailed:
+            if not await self._is_altered(vhost, name):
+                raise
+            return await self.declare_queue(name, exclusive=exclusive, prefix=prefix, **declared)
         if plan.entries:
             await self._known_to_others()
             made = plan.entries[0].key[2]
@@ -230,6 +235,24 @@ class Control:
         except NotFound:
             await self._until_unknown(vhost, name)
         return await self.declare_queue(name, exclusive=exclusive, prefix=prefix, **declared)
+
+    async def _is_altered(self, vhost: str, name: str) -> bool:
+        """Whether a queue that ends with another broker has other arguments than it was known here to have; from now on
+        these are known.
+        """
+        away = self._away(vhost, name)
+        if away is None:
+            return False
+        try:
+            told = await ask_leader(self._broker, away, "queues.describe", {"name": name, "vhost": vhost})
+        except BrokerError:
+            return False
+        if told["arguments"] == away.arguments or away.deleted:
+            return False
+        away.formerly = [*away.formerly, away.arguments]
+        away.arguments = told["arguments"]
+        self.topology.vhost(vhost).follow_policies(away)
+        return True
 
     async def _until_unknown(self, vhost: str, name: str) -> None:
         """A queue that is known here is gone, says who has it: wait until this broker knows. Raises NotFound."""
@@ -306,6 +329,7 @@ class Control:
             await ask_leader(
                 self._broker, away, "queues.alter", {"name": name, "arguments": dict(changes), "vhost": vhost}
             )
+            await self._is_altered(vhost, name)
             return
         topology = self.topology
         await topology.change(lambda: plans.alter_queue(topology.vhost(vhost), name, changes, owner))

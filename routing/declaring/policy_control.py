@@ -74,6 +74,7 @@ class PolicyControl:
             *vhost.exchanges.values(),
             *vhost.queues.values(),
             *vhost.streams.values(),
+            *vhost.away.values(),
         ]
         with trio.CancelScope(shield=True):
             async for entity in bites(entities):

@@ -215,6 +215,10 @@ class VirtualHost:
             if not entity.deleted:
                 entity.apply_policy(self.policies.definition_of(kinds_of_queue(entity.arguments), entity.name))
             return
+        if self.away.get(entity.name) is entity:
+            assert isinstance(entity, Queue)
+            entity.apply_settings(self.settings_of(entity.name, entity.arguments))
+            return
         if isinstance(entity, Queue):
             settings = self.settings_of(entity.name, entity.arguments)
             if settings != entity.settings and not entity.deleted:
