@@ -1,6 +1,7 @@
 """Records with a time to live, in logs that allow it (`LogConfig.expires`): when it is up readers get nothing of them.
 
 1. A producer says so by a header: `x-ttl`, ms from the time of the record, or `expires-at`, ms since 1970, as digits.
+   What other doors call a message's expiration stands in its record as `millrace.expiration-ms`, which is like `x-ttl`.
 2. The log keeps such a record where it is, until retention or compaction takes it. Who reads gets its batch without it,
    as compaction would leave it: offsets have a gap, and nobody stands still before a batch of which nothing is left.
 3. Only in such logs is a batch looked into, if it is compressed or has the name of such a header.
@@ -18,8 +19,9 @@ from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from core_log.record_decoder import decode_columns
 
-TTL, EXPIRES_AT = "x-ttl", "expires-at"
-_NAMES = (TTL.encode(), EXPIRES_AT.encode())
+TTL, EXPIRES_AT, EXPIRATION = "x-ttl", "expires-at", "millrace.expiration-ms"
+_HEADERS = (TTL, EXPIRES_AT, EXPIRATION)
+_NAMES = tuple(name.encode() for name in _HEADERS)
 _NEVER = 1 << 63
 _DIGITS_MAX = 15
 
@@ -71,7 +73,7 @@ def _deadlines(data: bytes) -> list[int]:
             said = known[id(headers)] = _said(headers)
         value_ms, is_ttl = said
         if is_ttl and timestamp_ms < 0:
-            raise InvalidRecord(f"a record with the header {TTL} has no time from which on that counts")
+            raise InvalidRecord("a record with a time to live has no time from which on that counts")
         found.append(timestamp_ms + value_ms if is_ttl else value_ms)
     return found
 
@@ -79,9 +81,9 @@ def _deadlines(data: bytes) -> list[int]:
 def _said(headers: Headers) -> tuple[int, bool]:
     """The first that there is: how long, or until when; and whether it is how long."""
     for name, value in headers:
-        if name in (TTL, EXPIRES_AT):
+        if name in _HEADERS:
             text = (value or b"").decode("ascii", "replace")
             if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS_MAX:
                 raise InvalidRecord(f"header {name}={text[:_DIGITS_MAX]!r} is not a number of milliseconds")
-            return int(text), name == TTL
+            return int(text), name != EXPIRES_AT
     return _NEVER, False

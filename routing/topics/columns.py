@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from core_log.expiry import EXPIRATION
 from core_log.record_batch import encode_entries
 from core_log.varint import varint
 from routing.facts import ttl_ms_of
-from routing.message import RESERVED_HEADER_PREFIX, Properties, Slab, record_encoder
+from routing.message import Properties, Slab, record_encoder
 from routing.runs import item, record_bytes
 from routing.topics.stream_records import source_headers, source_lead
 
 if TYPE_CHECKING:
     from routing.topics.topic_partition import TopicPartition
 
-_EXPIRATION = RESERVED_HEADER_PREFIX + "expiration-ms"
 _KNOWN_MAX = 1024
 
 
@@ -63,9 +63,9 @@ def _timed(encoded: tuple[int, bytes], facts: int) -> tuple[int, bytes]:
     """Headers with the time to live, where a protocol keeps it apart from its property bytes."""
     ttl_ms = ttl_ms_of(facts)
     count, entries = encoded
-    if ttl_ms is None or _EXPIRATION.encode() in entries:
+    if ttl_ms is None or EXPIRATION.encode() in entries:
         return encoded
-    return count + 1, entries + encode_entries([(_EXPIRATION, b"%d" % ttl_ms)])
+    return count + 1, entries + encode_entries([(EXPIRATION, b"%d" % ttl_ms)])
 
 
 class Column(NamedTuple):

@@ -109,10 +109,10 @@ def got(channel: BlockingChannel, queue_name: str) -> tuple[Any, pika.BasicPrope
     raise AssertionError(f"nothing came to {queue_name}")
 
 
-def bound_topic(broker: BrokerProcess, name: str, pattern: str) -> None:
+def bound_topic(broker: BrokerProcess, name: str, pattern: str, **config: str) -> None:
     """A topic of one partition with what is published by a pattern."""
     with BlockingClient(f"{HOST}:{broker.native_port}") as client:
-        client.create_topic(name)
+        client.create_topic(name, config={f"millrace.{key.replace('_', '.')}": value for key, value in config.items()})
         if pattern:
             client.bind_topic(name, "amq.topic", pattern)
 
@@ -287,6 +287,19 @@ def test_amqp_to_records(broker: BrokerProcess, name: str, read: Any) -> None:
     headers = {key: bytes(value) for key, value in record.headers}
     assert (record.key, record.value, headers["site"]) == (f"{name}.x".encode(), b"body", b"plant 7")
     assert (headers["millrace.content-type"], headers["millrace.correlation-id"]) == (b"text/plain", b"id")
+
+
+@pytest.mark.parametrize("read", [native_record, kafka_record])
+def test_what_is_too_old_for_one_door_is_seen_by_no_other(broker: BrokerProcess, name: str, read: Any) -> None:
+    bound_topic(broker, name, f"{name}.#", expiry_enable="true")
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.MessageExpiryInterval = 1
+    with amqp(broker) as channel, device(broker) as one:
+        channel.basic_publish("amq.topic", f"{name}.x", b"old", pika.BasicProperties(expiration="1000"))
+        one.publish(f"{name}/x", b"old", properties)
+        channel.basic_publish("amq.topic", f"{name}.x", b"lasts", pika.BasicProperties(expiration="600000"))
+        time.sleep(1.1)
+        assert read(broker, name).value == b"lasts"
 
 
 def produce_native(broker: BrokerProcess, topic: str) -> None:

@@ -46,7 +46,7 @@ def test_a_record_is_there_until_its_time_is_up(codec: Compression) -> None:
     absolute = str(TIME_MS + 50).encode()
     log.append(batch(
         (b"0", [("x-ttl", b"100")]), (b"1", []), (b"2", [("a", None), ("expires-at", absolute)]),
-        (b"3", [("x-ttl", b"100")]), codec=codec,
+        (b"3", [("x", b""), ("millrace.expiration-ms", b"100")]), codec=codec,
     ))  # fmt: skip
     log.append(batch((b"4", [("x-ttl", b"70")]), (b"5", [("x-ttl", b"0")]), codec=codec))
     log.append(batch((b"6", [("x", b"x-ttl")]), codec=codec))
