@@ -200,6 +200,7 @@ class Delivering:
                 most = f"of more than {packet_bytes_max} bytes"
                 log.warning("MQTT %s: messages %s are not sent to the client", self._adapter.peer, most)
             self.too_large += len(found)
+            self._traffic.publishes_too_large += len(found)
         return found
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:

@@ -53,7 +53,8 @@ class Traffic:
 
     __slots__ = (
         "acknowledgements", "answers", "bytes_received", "bytes_sent", "connections", "controls", "goodbyes",
-        "publish_bytes_received", "publish_bytes_sent", "publishes_received", "publishes_sent", "sockets",
+        "publish_bytes_received", "publish_bytes_sent", "publishes_received", "publishes_sent", "publishes_too_large",
+        "sockets",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,6 +63,8 @@ class Traffic:
         """To connections that are over; the others know their own."""
         self.publishes_received = 0
         self.publishes_sent = 0
+        self.publishes_too_large = 0
+        """Not sent, as the client takes no packets of that size."""
         self.publish_bytes_received = 0
         self.publish_bytes_sent = 0
         self.acknowledgements = 0
@@ -216,7 +219,7 @@ class System:
             + sum(map(self._shares, away)),
             "retained messages/count": retained.count,
             "publish/messages/received": traffic.publishes_received, "publish/messages/sent": traffic.publishes_sent,
-            "publish/messages/dropped": retained.refused + self._gave_way,
+            "publish/messages/dropped": self._all_dropped(),
             "publish/bytes/received": traffic.publish_bytes_received, "publish/bytes/sent": traffic.publish_bytes_sent,
             "bytes/received": traffic.bytes_received, "bytes/sent": self._bytes_sent(),
             "heap/current": heap_bytes,
@@ -239,6 +242,9 @@ class System:
             return 0
         return sum(one.exchange == MEMBERS and one.pattern.startswith(SHARE) for one in vhost.bindings_to[to])
 
+    def _all_dropped(self) -> int:
+        return self._broker.retained.refused + self._gave_way + self.traffic.publishes_too_large
+
     def _bytes_sent(self) -> int:
         clients = sessions_of(self._broker).clients.values()
         return self.traffic.bytes_sent + sum(one.outbox.written_bytes for one in clients)
@@ -249,7 +255,7 @@ class System:
         counts = {
             "messages/received": traffic.messages_received,
             "messages/sent": traffic.messages_sent,
-            "publish/dropped": self._broker.retained.refused + self._gave_way,
+            "publish/dropped": self._all_dropped(),
             "publish/received": traffic.publishes_received,
             "publish/sent": traffic.publishes_sent,
             "bytes/received": traffic.bytes_received,

@@ -13,7 +13,7 @@ from benchmarks.peers import mosquitto, mosquitto_path
 from protocols.mqtt.config import MqttConfig
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import DISCONNECT, PINGREQ, connect, packets, publish, subscribe, unsubscribe
-from tests.protocols.mqtt.wire_5 import connect_5, publish_5, subscribe_5
+from tests.protocols.mqtt.wire_5 import block, connect_5, publish_5, subscribe_5
 from tests.support.descriptors import no_descriptors_left
 
 CONFIG = MqttConfig(sys_interval_s=1)
@@ -122,6 +122,18 @@ async def test_only_filters_that_begin_with_it_match(world: World, clock: MockCl
     clock.jump(1.1)
     await wait_all_tasks_blocked(0.001)
     assert world.broker.topology.queues["q"].message_count == 0
+
+
+async def test_what_is_too_large_for_a_client_is_counted(world: World, clock: MockClock) -> None:
+    watcher = await world.client("watcher", config=CONFIG)
+    await watcher.send(subscribe(1, ("$SYS/broker/publish/messages/dropped", 0)))
+    watcher.take()
+    small = world.open(config=CONFIG)
+    await small.send(connect_5("small", block(packet_bytes_max=40)), subscribe_5(1, ("a", 1)))
+    await watcher.send(publish("a", bytes(100), qos=1, packet_id=1), publish("a", bytes(100)), publish("a", b"small"))
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    assert told(watcher) == {"$SYS/broker/publish/messages/dropped": ("2", 0)}
 
 
 async def test_what_a_session_has_no_room_for_is_counted_logged_and_kept_elsewhere_if_asked(
