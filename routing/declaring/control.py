@@ -20,7 +20,7 @@ from routing.clients import Client
 from routing.cluster.metadata.log_names import home_log
 from routing.declaring.at_once import at_once
 from routing.declaring.topic_control import TopicControl
-from routing.declaring.views import arguments_of, start_of_view
+from routing.declaring.views import Begun, arguments_of, require_same, start_of_view
 from routing.elsewhere import LOOK_S, SERVED_WITHIN_S, is_served
 from routing.errors import BrokerError, LedHere, NotAllowed, NotFound, PreconditionFailed, StorageUnavailable
 from routing.queues.queue import Queue
@@ -31,6 +31,7 @@ from routing.topics.stream_settings import STREAM
 from routing.topology import broker_plans, plans
 from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
+from routing.topology.entries import Plan
 from routing.topology.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
@@ -195,31 +196,36 @@ class Control:
         declared = _Declared(durable=durable, auto_delete=auto_delete, arguments=arguments, owner=owner, vhost=vhost)
         if self._broker.engine is not None and (there := topology.vhosts.get(vhost)) is not None:
             await self._broker.engine.interests.until_free(there, name)
-        start: list[int] | None = None
+        begun: Begun | None = None
         if arguments and arguments.get("x-queue-type") == VIEW:
             found = topology.vhost(vhost)
             if name not in found.queues:
-                start = await start_of_view(topology, found, name, arguments, durable=durable, exclusive=exclusive)
+                begun = await start_of_view(topology, found, name, arguments, durable=durable, exclusive=exclusive)
             arguments = arguments_of(arguments)
         if arguments and arguments.get("x-queue-type") == STREAM:
             await self._topics.make_stream(
                 topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments)
             )
-        try:
-            plan = await topology.change(
-                lambda: broker_plans.declare_queue(
-                    topology,
-                    topology.vhost(vhost),
-                    name,
-                    durable=durable,
-                    exclusive=exclusive,
-                    auto_delete=auto_delete,
-                    arguments=arguments or {},
-                    owner=owner,
-                    prefix=prefix,
-                    start=start,
-                )
+
+        def make_plan() -> Plan:
+            found = topology.vhost(vhost)
+            if begun is not None and name not in found.queues:
+                require_same(found, name, arguments or {}, begun)
+            return broker_plans.declare_queue(
+                topology,
+                found,
+                name,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                arguments=arguments or {},
+                owner=owner,
+                prefix=prefix,
+                start=None if begun is None else begun.offsets,
             )
+
+        try:
+            plan = await topology.change(make_plan)
         except PreconditionFailed:
             if not await self._is_altered(vhost, name):
                 raise

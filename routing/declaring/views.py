@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from core_log.wall_clock import wall_clock_ms
 from routing.commits import storage_errors
@@ -21,6 +21,13 @@ from routing.topology.topology import Topology
 from routing.topology.virtual_host import VirtualHost
 
 
+class Begun(NamedTuple):
+    """The topic of a view, and where the view begins in each partition that it has."""
+
+    topic: Topic
+    offsets: list[int]
+
+
 def arguments_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a view as they are kept: a time as seconds since 1970."""
     value = arguments.get(VIEW_START)
@@ -29,7 +36,7 @@ def arguments_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 async def start_of_view(
     topology: Topology, vhost: VirtualHost, name: str, arguments: Mapping[str, Any], *, durable: bool, exclusive: bool
-) -> list[int]:
+) -> Begun:
     """Where a new view begins in each partition of its topic. Raises PreconditionFailed, InvalidArgument, NotFound,
     StorageUnavailable.
     """
@@ -49,7 +56,13 @@ async def start_of_view(
         with storage_errors():
             await topology.catalog.catch_up()
         topic = topic_of_view(vhost, arguments)
-    return [await _begin(partition, start) for partition in topic.partitions]
+    return Begun(topic, [await _begin(partition, start) for partition in topic.partitions])
+
+
+def require_same(vhost: VirtualHost, name: str, arguments: Mapping[str, Any], begun: Begun) -> None:
+    """Raises PreconditionFailed if the topic was made anew since it was worked out where its view begins, NotFound."""
+    if topic_of_view(vhost, arguments) is not begun.topic:
+        raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}': its topic is being changed by others")
 
 
 def topic_of_view(vhost: VirtualHost, arguments: Mapping[str, Any]) -> Topic:

@@ -12,6 +12,7 @@ from routing.cluster.metadata.log_names import topic_log
 from routing.errors import PreconditionFailed
 from routing.queues.view_queue import ViewQueue
 from routing.session import Outcome
+from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import Client
 from tests.routing.queues.test_damaged_views import flip
 from tests.routing.queues.test_views import batch
@@ -230,3 +231,36 @@ async def test_a_new_leader_says_how_far_its_log_is_committed_when_it_knows_no_l
         assert waited.cancelled_caught
         role.epoch_start = end
         assert (await partitions[0][index].ends())[1] == end
+
+
+async def test_a_topic_that_is_made_anew_while_a_view_of_it_is_declared_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with mesh(serve_each_other=True) as found:
+        first, second = found.members[1].broker, found.members[2].broker
+        await first.create_topic("t", partitions=2)
+        await first.declare_exchange("x", "topic", durable=True)
+        await first.bind("topic", "t", "x", "#")
+        await until(lambda: "t" in second.topics)
+        await publish(found.members[1], *map(str, range(10)))
+        ends, asked = TopicPartition.ends, []
+
+        async def made_anew(partition: TopicPartition) -> tuple[int, int]:
+            answer = await ends(partition)
+            asked.append(answer)
+            if len(asked) == 2:
+                await first.delete_topic("t")
+                await first.create_topic("t", partitions=2)
+                await until(lambda: "t" in second.topics and partition not in second.topics["t"].partitions)
+            return answer
+
+        monkeypatch.setattr(TopicPartition, "ends", made_anew)
+        arguments = VIEW | {"x-stream-offset": "next"}
+        with pytest.raises(PreconditionFailed, match="is being changed by others"):
+            await second.declare_queue("v", durable=True, arguments=arguments)
+        await second.declare_queue("v", durable=True, arguments=arguments)
+        assert sum(end for _, end in asked[:2]) == 10
+        await first.bind("topic", "t", "x", "#")
+        await publish(found.members[1], "new")
+        await until(lambda: "v" in first.topology.queues)
+        assert (await first.check_queue("v")).message_count == 1
