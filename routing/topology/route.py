@@ -239,7 +239,7 @@ class Route:
     def _deliver_divided(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         heeding = frozenset(self._heeding)
         later = self._to(self._heeding, [], delayed=True)
-        return later.deliver(slab) + self.avoiding(heeding).deliver(undelayed(slab))
+        return later.deliver(slab) + self.avoiding(heeding).deliver(slab)
 
     def _pass_on(self, slab: Slab, facts: int) -> bool:
         """Hand the slab, whose facts are at most these, to the consumers of all queues, if each could have it now."""
@@ -262,7 +262,7 @@ class Route:
             if unused:
                 return self.avoiding(unused).deliver(slab)
         facts = slab.properties.facts if slab.facts is None else slab.highest_facts
-        held = facts >= DELAYED_FROM
+        held, asked = facts >= DELAYED_FROM, slab
         if held and not self.delayed:
             if self._heeding:
                 return self._deliver_divided(slab)
@@ -275,7 +275,8 @@ class Route:
             if home.durable:
                 targets.append((home.log, end))
         for topic in self.topics:
-            targets += topic.append_slab(slab)
+            # Another broker knows itself who heeds delays there.
+            targets += topic.append_slab(asked if isinstance(topic, Elsewhere) else slab)
         return targets
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from routing.facts import DELAYED_FROM
 from routing.message import Slab
 from routing.publishing.confirms import deliver_regardless
 from routing.publishing.deduplication import put
@@ -26,7 +27,7 @@ from routing.publishing.named import DIED, NamedSlab, Names, died
 from routing.publishing.overflowing import deliver_refused
 from routing.republishing.death_copies import barred_by
 from routing.topology.interest import Interest, Others, Wanted
-from routing.topology.route import Route
+from routing.topology.route import Route, undelayed
 from routing.topology.topology import Topology
 from routing.topology.virtual_host import VirtualHost
 
@@ -302,6 +303,7 @@ class Interests:
         if queue:
             chosen = found.queues.get(queue) if found is not None else None
             if found is not None and chosen is not None and not chosen.partition.durable:
+                slab = slab if chosen.settings.delayed or _is_delayed(found, slab) else undelayed(slab)
                 self._deliver(found.router.to_queues((chosen,), slab.exchange, 0), slab)
             return
         if found is None or slab.exchange not in found.exchanges:
@@ -318,3 +320,11 @@ class Interests:
             deliver_refused(route, slab.part(room, len(slab.bodies)), fullest)
         else:
             put(route, slab, self._now_ms)
+
+
+def _is_delayed(vhost: VirtualHost, slab: Slab) -> bool:
+    """Whether a slab may have passed an exchange where messages may ask to wait; True if none of it asks."""
+    facts = slab.properties.facts if slab.facts is None else slab.highest_facts
+    if facts < DELAYED_FROM:
+        return True
+    return slab.exchange in vhost.exchanges and any(r.delayed for r, _ in vhost.router.routed_inside(slab))
