@@ -34,6 +34,7 @@ GENERATED_PREFIX = "amq.gen-"
 
 _COMPARED = [f"x-{name}" for name in CHECKS]
 """Arguments of queues that must be the same when one is declared again; those that nobody knows need not."""
+_OF_VIEWS = ("x-queue-type", VIEW_TOPIC, VIEW_START, VIEW_FILTER)
 _FORMERLY_MAX = 10
 """Arguments of before, of a queue that was altered, that still count as its own."""
 _ON_THE_DEFAULT_EXCHANGE = "operation not permitted on the default exchange"
@@ -159,18 +160,22 @@ def check_queue_equals(
     auto_delete: bool,
     arguments: Mapping[str, Any],
 ) -> None:
-    """Whether a queue may be declared again like this. Raises ResourceLocked, PreconditionFailed."""
+    """Whether a queue may be declared again like this. A view may by who says nothing of views: a program that declares
+    its queue need not know that somebody has made it one. Raises ResourceLocked, PreconditionFailed.
+    """
     if exclusive != found.exclusive:
         raise locked(found.name, vhost.name)
     what = f"queue '{found.name}'"
     asked = {"durable": durable and not exclusive, "auto_delete": auto_delete}
     have = {"durable": found.durable and not found.exclusive, "auto_delete": found.auto_delete}
     _require_equal(what, vhost.name, asked, have, asked)
-    if not any(_agree(arguments, known) for known in found.formerly):
-        kind = found.arguments.get("x-queue-type", "classic")
-        compared = _COMPARED if kind != VIEW else [*_COMPARED, VIEW_START]
-        if kind == "classic":
-            compared = [name for name in compared if name != "x-queue-leader-locator"]
+    kind = found.arguments.get("x-queue-type", "classic")
+    compared = _COMPARED if kind != VIEW else [*_COMPARED, VIEW_START]
+    if kind == VIEW and not any(name in arguments for name in _OF_VIEWS):
+        compared = [name for name in _COMPARED if name not in _OF_VIEWS]
+    if kind == "classic":
+        compared = [name for name in compared if name != "x-queue-leader-locator"]
+    if not any(_agree(arguments, known, compared) for known in found.formerly):
         _require_equal(what, vhost.name, arguments, found.arguments, compared)
 
 
@@ -178,8 +183,8 @@ def _classic(kind: object) -> bool:
     return kind is _ABSENT or kind == "classic"
 
 
-def _agree(asked: Mapping[str, Any], have: Mapping[str, Any]) -> bool:
-    return all(asked.get(argument, _ABSENT) == have.get(argument, _ABSENT) for argument in _COMPARED)
+def _agree(asked: Mapping[str, Any], have: Mapping[str, Any], names: Iterable[str] = _COMPARED) -> bool:
+    return all(asked.get(argument, _ABSENT) == have.get(argument, _ABSENT) for argument in names)
 
 
 def alter_queue(vhost: VirtualHost, name: str, changes: Mapping[str, Any], owner: object) -> Plan:

@@ -526,10 +526,16 @@ async def test_a_view_is_durable_has_a_name_and_stays_what_it_is() -> None:
             await declare("v", durable=True, arguments=kind | {"x-view-topic": "u"})
         with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-stream-offset'"):
             await declare("v", durable=True, arguments=kind | {"x-stream-offset": "last"})
+        assert await declare("v", durable=True) == await declare("v", durable=True, arguments={"x-app": "celery"})
+        for wrong in ({"x-queue-type": "classic"}, {"x-view-filter": "a.#"}, {"x-max-priority": 9}):
+            with pytest.raises(PreconditionFailed, match="inequivalent arg"):
+                await declare("v", durable=True, arguments=wrong)
         for change in ({"x-view-topic": "u"}, {"x-view-filter": "a.#"}):
             with pytest.raises(PreconditionFailed, match="cannot become a view of something else"):
                 await running.broker.alter_queue("v", change)
         await running.broker.alter_queue("v", {"x-delivery-limit": 3})
+        await declare("v", durable=True)
+        await declare("v", durable=True, arguments={"x-delivery-limit": 3})
         await running.broker.set_policy("p", ".*", {"max-length": 1, "delivery-limit": 2})
         queue = running.broker.topology.queues["v"]
         assert (queue.settings.max_length, queue.settings.delivery_limit, queue.settings.view_of) == (None, 2, "t")
