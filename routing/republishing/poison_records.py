@@ -6,9 +6,11 @@ what is counted is what can be known:
 
 1. A position is *tried* when a member asks where to go on in a partition (OffsetFetch) and is told it. It is tried
    again when that is asked after the member that had the partition has gone (left, or was not heard of any more, or
-   another process took its place). Who only asks, and members that come and share anew, are no tries.
+   another process took its place). Who only asks, and members that come and share anew, are no tries. A group that
+   gets past it and goes back, or has such a position in a topic that was made anew, tries it anew.
 2. Where there is nothing yet it is no try. What a member came to by itself, before it went, is none either, as nobody
-   knows whether it got that far: a record may be given out once more than the setting says.
+   knows whether it got that far: a record may be given out once more than the setting says. Nor is it one while a
+   transaction has an offset there, which would be forgotten if the position moved.
 3. What is to be tried once more than the setting allows is not: the first record from that position on is copied to
    `TOPIC.dlq`, with the reason in its headers, and when that is committed the group's position moves past it.
 4. Before that it is put off, as often as there are delays: a copy comes to the end of its partition when its time has
@@ -54,9 +56,11 @@ _PATIENCE_S = 10.0
 
 
 class _Tries(NamedTuple):
-    """How often a position was tried; `departures` of members that had the partition were known then."""
+    """How often a position was tried, to which the group had come so (`OffsetStore.arrival`); `departures` of members
+    that had the partition were known then.
+    """
 
-    offset: int
+    arrival: int
     departures: int
     count: int  # type: ignore[assignment]
 
@@ -99,44 +103,59 @@ class PoisonRecords:
             limit = partition.log.config.dead_letter_fetches
             if not limit or not await _is_anything(partition, offset):
                 continue  # with nothing to begin with, it is no try
-            if self._is_too_often((group, place), offset, members.departed[place], limit):
+            arrival = self._arrival(group, place, offset)
+            if arrival is None:
+                continue  # it moves: what were committed here would undo that
+            if self._is_too_often((group, place), arrival, members.departed[place], limit):
                 try:
-                    moved[place] = Committed(await self._bury(group, partition, offset, limit), note)
+                    moved[place] = await self._bury(group, partition, offset, arrival, limit, note)
                 except BaseException:
-                    self._tries[group, place] = _Tries(offset, -1, limit)  # whoever asks next
+                    self._tries[group, place] = _Tries(arrival, -1, limit)  # whoever asks next
                     raise
                 self._tries.pop((group, place), None)  # who goes back to it tries it anew
         return found | moved if moved else found
 
-    def _is_too_often(self, key: tuple[str, Partition], offset: int, departures: int, limit: int) -> bool:
+    def _arrival(self, group: str, place: Partition, offset: int) -> int | None:
+        """Of a group that stands at an offset, whatever transactions are under way; None: it does not."""
+        store = self._broker.offsets.store_of(group)
+        if store is None or place in store.unstable(group, [place]):
+            return None
+        at = store.known(group, [place]).get(place)
+        return store.arrival(group, place) if at is not None and at.offset == offset else None
+
+    def _is_too_often(self, key: tuple[str, Partition], arrival: int, departures: int, limit: int) -> bool:
         known = self._tries.pop(key, None)
         count = 1
-        if known is not None and known.offset == offset:
+        if known is not None and known.arrival == arrival:
             count = known.count + (known.departures != departures)
-        self._tries[key] = _Tries(offset, departures, min(count, limit))
+        self._tries[key] = _Tries(arrival, departures, min(count, limit))
         if len(self._tries) > _REMEMBERED_MAX:
             self._tries.popitem(last=False)
         return count > limit
 
-    async def _bury(self, group: str, partition: TopicPartition, offset: int, tries: int) -> int:
-        """Put the record at a position off, or copy it; the position behind it."""
+    async def _bury(
+        self, group: str, partition: TopicPartition, offset: int, arrival: int, tries: int, note: str
+    ) -> Committed:
+        """Put the record at a position off, or copy it; the position behind it, or where the group is meanwhile."""
+        place = partition.topic_name, partition.index
         try:
             record = await _found(partition, offset)
             if record is None:
-                return offset
+                return Committed(offset, note)
             past, delays = _Past.of(record, group), partition.log.config.retry_delays_ms
             past = past._replace(tries=past.tries + tries)
             plain = record._replace(headers=[one for one in record.headers if one[0] not in _OURS])
             what = await self._move(group, partition, plain, past, delays)
         except (LogError, BrokerError) as error:
             raise StorageUnavailable(f"the dead letter of group '{group}' cannot be written: {error}") from error
-        place = partition.topic_name, partition.index
+        if self._arrival(group, place, offset) != arrival:
+            return (await self._broker.offsets.fetch(group, [place])).get(place, Committed(-1))
         await self._broker.offsets.commit(group, {place: Committed(record.offset + 1)})
         logger.warning(
             "group %s got %d times no further than record %d of partition %d of topic %s, which %s",
             group, tries, record.offset, partition.index, partition.topic_name, what,
         )  # fmt: skip
-        return record.offset + 1
+        return Committed(record.offset + 1, note)
 
     async def _move(
         self, group: str, partition: TopicPartition, record: Record, past: _Past, delays: Sequence[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import msgpack
@@ -41,6 +42,8 @@ class _Entry(NamedTuple):
     at_ms: int
     """When it was committed."""
     leader_epoch: int = -1
+    arrival: int = 0
+    """See `OffsetStore.arrival`; not stored."""
 
     @property
     def committed(self) -> Committed:
@@ -50,6 +53,7 @@ class _Entry(NamedTuple):
 
 _GROUPS_AT_ONCE = 20
 """That forget a topic: each may have come somewhere in many partitions."""
+_arrivals = count()
 _KEY_PARTS = 3
 """group, topic and partition: the key of an offset. Other records of the log are about groups (`routing/groups`)."""
 Puts = Sequence[tuple[bytes, bytes | None]]
@@ -65,12 +69,13 @@ class OffsetStore:
         self._groups: dict[str, dict[Partition, _Entry]] = {}
         self.pending = PendingOffsets(store)
         self._states: dict[str, dict[str, bytes]] = {}
+        arrival = next(_arrivals)
         for key, value in store.items():
             parts = msgpack.unpackb(key)
             if len(parts) == _KEY_PARTS:
                 group, topic, partition = parts
                 offset, note, *more = msgpack.unpackb(value)
-                entry = _Entry(offset, note, *(more[:2] or [store.log.wall_clock_ms()]))
+                entry = _Entry(offset, note, *(more[:2] or [store.log.wall_clock_ms()]))._replace(arrival=arrival)
                 self._groups.setdefault(group, {})[topic, partition] = entry
             elif self.pending.is_key(parts):
                 self.pending.load(parts, value)
@@ -92,9 +97,13 @@ class OffsetStore:
         self.pending.forget(group, offsets)
 
     def _put(self, group: str, offsets: Mapping[Partition, Committed], others: Puts = ()) -> None:
-        now_ms = self.log.wall_clock_ms()
-        entries = {place: _Entry(said.offset, said.note, now_ms, said.leader_epoch) for place, said in offsets.items()}
-        puts = [(_key(group, place), msgpack.packb(list(entry))) for place, entry in entries.items()]
+        now_ms, arrival, known = self.log.wall_clock_ms(), next(_arrivals), self._groups.get(group, {})
+        entries: dict[Partition, _Entry] = {}
+        for place, said in offsets.items():
+            before = known.get(place)
+            since = before.arrival if before is not None and before.offset == said.offset else arrival
+            entries[place] = _Entry(said.offset, said.note, now_ms, said.leader_epoch, since)
+        puts = [(_key(group, place), msgpack.packb(list(entry[:-1]))) for place, entry in entries.items()]
         self._store.put_all([*puts, *others])
         self._groups.setdefault(group, {}).update(entries)
 
@@ -157,6 +166,13 @@ class OffsetStore:
         """When a group committed where it stands in a partition, in ms since 1970; None if it has come nowhere."""
         entry = self._groups.get(group, {}).get(partition)
         return None if entry is None else entry.at_ms
+
+    def arrival(self, group: str, partition: Partition) -> int | None:
+        """A number that is another one whenever the group has come to another offset in a partition, or to the same one
+        again; None if it has come nowhere.
+        """
+        entry = self._groups.get(group, {}).get(partition)
+        return None if entry is None else entry.arrival
 
     def last_ms(self, group: str) -> int | None:
         """When a group committed anything last, in ms since 1970; None if it has come nowhere."""

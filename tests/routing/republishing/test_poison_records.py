@@ -77,6 +77,73 @@ async def test_a_position_is_tried_when_somebody_begins_there_whose_forerunner_i
         assert await goes_on(running, after=1) == 5
 
 
+async def test_a_group_that_got_past_a_record_and_goes_back_to_it_tries_it_anew() -> None:
+    """Each time an operator set the group back counted, and at last a record that never failed was a dead letter."""
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"})
+        await append(running, *range(5))
+        running.broker.groups._add_classic("g")
+        for _ in range(3):
+            await running.broker.offsets.commit("g", {PLACE: Committed(1)})
+            assert await goes_on(running, after=1) == 1
+            await running.broker.offsets.commit("g", {PLACE: Committed(5)})
+        await running.broker.offsets.commit("g", {PLACE: Committed(1)})
+        assert await goes_on(running, after=1) == 1
+        await running.broker.offsets.commit("g", {PLACE: Committed(1)})
+        assert await goes_on(running, after=1) == 2, "who commits where it stands gets no further"
+
+
+async def test_a_topic_that_is_made_anew_has_no_tries_of_the_one_before() -> None:
+    async with engine(MemoryFiles()) as running:
+        running.broker.groups._add_classic("g")
+        for _ in range(2):
+            await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"})
+            await append(running, *range(3))
+            await running.broker.offsets.commit("g", {PLACE: Committed(1)})
+            assert await goes_on(running, after=1) == 1
+            await running.broker.delete_topic("t")
+
+
+async def ready() -> None:
+    pass
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_where_a_transaction_may_change_how_far_the_group_is_nothing_is_tried(committed: bool) -> None:
+    """The first record became a dead letter, and what the transaction had for the group was forgotten: what it had
+    worked on came again.
+    """
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"})
+        await append(running, *range(5))
+        running.broker.groups._add_classic("g")
+        offsets = running.broker.offsets
+        await offsets.commit("g", {PLACE: Committed(1)})
+        assert await goes_on(running, after=1) == 1
+        await offsets.store_of("g").commit_pending("g", 7, {PLACE: Committed(4)}, ready)  # type: ignore[union-attr]
+        assert await goes_on(running, after=1) == 1
+        await offsets.store_of("g").end_pending("g", 7, committed=committed)  # type: ignore[union-attr]
+        assert await goes_on(running) == (4 if committed else 2)
+
+
+async def test_a_group_that_moves_while_its_dead_letter_is_written_is_not_moved_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config={"millrace.dead.letter.fetches": "1"})
+        await append(running, *range(5))
+        running.broker.groups._add_classic("g")
+        await running.broker.offsets.commit("g", {PLACE: Committed(1)})
+        assert await goes_on(running, after=1) == 1
+
+        async def slow(*_: object) -> None:
+            await running.broker.offsets.commit("g", {PLACE: Committed(4)})
+
+        monkeypatch.setattr("routing.republishing.poison_records.bury", slow)
+        assert await goes_on(running, after=1) == 4
+        assert (await running.broker.offsets.fetch("g", [PLACE]))[PLACE] == Committed(4)
+
+
 @pytest.mark.parametrize("delays", [{}, {"millrace.retry.delays.ms": "1000"}])
 async def test_a_record_as_large_as_its_topic_takes_is_a_dead_letter_at_once(delays: dict[str, str]) -> None:
     async with engine(MemoryFiles()) as running:
