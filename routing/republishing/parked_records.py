@@ -5,12 +5,15 @@
 3. `Releaser` appends what the queue gives out at once: what is due. `GroupReleaser` appends no more than a group is to
    have before itself, so that what comes later may still overtake. How far the group has come is looked at each 50 ms,
    while it is less than half of that ahead. What was appended before this process, or by another, is not counted.
-4. What is larger than the topic takes by now is a dead letter (`TOPIC.dlq`), and holds up nobody.
+4. What a partition does not take now is tried again later, with what is behind it there; others do not wait for that,
+   as long as it is less than is given out at once.
+5. What is larger than the topic takes by now is a dead letter (`TOPIC.dlq`), and holds up nobody.
 """
 
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -71,27 +74,34 @@ class Releaser:
             return
         ends: dict[PartitionLog, int] = {}
         large: list[tuple[int, TopicPartition, bytes]] = []
-        index = start
-        try:
-            for index in range(start, stop):
-                partition, batch = topic.partitions[int(slab.key_of(index))], slab.bodies[index]
-                try:
-                    log, end = self._append(partition, batch)
-                except BatchTooLarge:
-                    large.append((first_id + index - start, partition, batch))
-                else:
-                    ends[log] = end
-        except (LogError, BrokerError, LookupError, ValueError) as error:
-            logger.warning("records of topic %s wait: %s", self._topic, error)
-            stop = index
-            self._later(partial(self._settle, first_id + stop - start, last_id, Outcome.REQUEUE), _RETRY_S)
-            last_id = first_id + stop - start - 1
+        waiting: list[tuple[int, int]] = []
+        refusals: dict[str, Exception] = {}
+        for index in range(start, stop):
+            number, key, batch = first_id + index - start, slab.key_of(index), slab.bodies[index]
+            if key in refusals:
+                waiting.append((number, 1))  # behind what was refused, as before
+                continue
+            try:
+                partition = topic.partitions[int(key)]
+                log, end = self._append(partition, batch)
+            except BatchTooLarge:
+                large.append((number, partition, batch))
+            except (LogError, BrokerError, LookupError, ValueError) as error:
+                refusals[key] = error
+                waiting.append((number, 1))
+            else:
+                ends[log] = end
+        if waiting:
+            key, refused = next(iter(refusals.items()))
+            text = "%d records of %d partitions of topic %s wait; of partition %s: %s"
+            logger.warning(text, len(waiting), len(refusals), self._topic, key, refused)
+            self._later(partial(self._requeue, pack(waiting)), _RETRY_S)
         if large:
             self._broker.spawn(self._bury, large)
         if not ends:
             return
 
-        apart = [(number, 1) for number, _, _ in large]
+        apart = [*waiting, *((number, 1) for number, _, _ in large)]
 
         def done(error: StorageUnavailable | None) -> None:
             for first, count in unpack(without(pack([(first_id, last_id - first_id + 1)]), apart)):
@@ -106,7 +116,7 @@ class Releaser:
         return append_anywhere(partition, batch)
 
     async def _bury(self, large: Iterable[tuple[int, TopicPartition, bytes]]) -> None:
-        """Rule 4, of records with what they were delivered as."""
+        """Rule 5, of records with what they were delivered as."""
         for number, partition, batch in large:
             try:
                 (record,) = iterate_records(batch)
@@ -123,6 +133,10 @@ class Releaser:
 
     def _later(self, call: Callable[[], None], wait_s: float) -> None:
         self._broker.timers.at(trio.current_time() + wait_s, call)
+
+    def _requeue(self, numbers: array[int]) -> None:
+        for first, count in unpack(numbers):
+            self._settle(first, first + count - 1, Outcome.REQUEUE)
 
     def _settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
         if not self._session.closed and not self.gone:

@@ -170,6 +170,40 @@ async def test_what_a_topic_refuses_is_all_that_is_appended_again(
         assert running.count(QUEUE) == 0
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+async def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(
+    clock: MockClock, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    """What was due for one with too few in sync was tried first again and again, and what came behind it waited."""
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", partitions=2, config={"millrace.delay.enable": "true"})
+        logs = [partition.log for partition in running.broker.topics["t"].partitions]
+        for partition in running.broker.topics["t"].partitions:
+            data = batch(*["5000"] * 2)
+            await running.broker.delayed.park(partition, [validate(data)], [data])
+        append = parked_records.append_anywhere
+
+        def refuses(partition: TopicPartition, data: bytes) -> tuple[PartitionLog, int]:
+            if partition.index == broken:
+                raise StorageUnavailable("too few are in sync")
+            return append(partition, data)
+
+        monkeypatch.setattr(parked_records, "append_anywhere", refuses)
+        await passing(clock, 8)
+        assert [log.log_end_offset for log in logs] == [0 if at == broken else 2 for at in range(2)]
+        monkeypatch.undo()
+        ends = time.monotonic() + 20
+        while [log.log_end_offset for log in logs] != [2, 2] and time.monotonic() < ends:
+            await passing(clock, 0.1)
+            await trio.to_thread.run_sync(lambda: None)  # as in `become`
+        for log in logs:
+            found = [one.value for each in log.read_blocking(0, 1 << 20) for one in iterate_records(each)]
+            assert found == [b"v0", b"v1"]
+        queue = running.broker.topology.queues[QUEUE]
+        await running.until(lambda: not queue.outstanding)
+        assert running.count(QUEUE) == 0
+
+
 @pytest.mark.parametrize("config", [{"millrace.delay.enable": "true"}, {"millrace.priority.group": "g"}])
 async def test_what_would_be_too_large_when_it_is_due_is_refused_and_holds_up_nobody(
     clock: MockClock, config: dict[str, str]
