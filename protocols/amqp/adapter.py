@@ -90,7 +90,7 @@ class AmqpAdapter:
         self.closed = self.published = self.held = False
         self.left: Rest | None = None
         self.broker = broker
-        self.config = config or AmqpConfig()
+        self.config = (config or AmqpConfig()).within(broker.message_bytes_max)
         self.notifies_cancel = False
         self.vhost = ""
         self.grants: Grants

@@ -37,7 +37,8 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     closed anyway."""
 
     message_bytes_max: Bytes = 16 * 1024 * 1024
-    """The largest body that a client may publish, as in RabbitMQ 4; `engine.message_bytes_max` holds as well."""
+    """The largest body that a client may publish, as in RabbitMQ 4; `engine.message_bytes_max` and
+    `amqp.unfinished_bytes_max` hold as well."""
 
     unfinished_bytes_max: Bytes = 256 * 1024 * 1024
     """What a connection may have sent of messages that are not complete, all channels together."""
@@ -66,3 +67,8 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     cluster_name: str = ""
     """`cluster_name` in the server properties; empty stands for `millrace@` and the name of the host."""
+
+    def within(self, engine_bytes_max: int) -> AmqpConfig:
+        """The same, with no larger messages than can be taken whole: who announces one is told before it is sent."""
+        most = min(engine_bytes_max, self.unfinished_bytes_max)
+        return self if self.message_bytes_max <= most else msgspec.structs.replace(self, message_bytes_max=most)

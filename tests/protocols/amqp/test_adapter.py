@@ -473,3 +473,14 @@ async def test_small_methods_are_answered(world: World) -> None:
         methods.AccessRequestOk(1), methods.ChannelFlowOk(True), methods.BasicRecoverOk(), methods.BasicQosOk(),
         methods.ChannelClose(404, "NOT_FOUND - no queue 'q' in vhost '/'", 60, 70),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine_bytes", "unfinished_bytes"), [(1000, 1 << 20), (1 << 20, 1000)])
+async def test_who_announces_more_than_can_be_taken_is_told_before_it_is_sent(
+    world: World, engine_bytes: int, unfinished_bytes: int
+) -> None:
+    world.broker.message_bytes_max = engine_bytes
+    client = await world.client(AmqpConfig(unfinished_bytes_max=unfinished_bytes))
+    await client.send(publish("q", bytes(1001))[:-500])
+    text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
+    assert client.methods() == [methods.ChannelClose(406, text, 60, 40)]
