@@ -217,7 +217,8 @@ async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tup
     headers, batches, time_ms = partition.admit(headers, batches)
     if partition.log.config.delays or partition.log.config.priority_group:
         batches = await door.broker.delayed.park(partition, headers, batches)
-        partition = door.led(topic, asked.index)
+        if door.led(topic, asked.index) is not partition:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was made anew meanwhile")
     if once and (topic, asked.index) in door.refusals:
         await partition.require_known(headers[0])
     if transactional:

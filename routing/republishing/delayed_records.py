@@ -145,8 +145,9 @@ class DelayedRecords:
     async def park(
         self, partition: TopicPartition, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]
     ) -> Sequence[BytesLike]:
-        """A producer's validated batches without what is to wait, which is safe when this returns. Raises
-        InvalidRecord, CorruptBatch, BatchTooLarge, BrokerError.
+        """A producer's validated batches without what is to wait, which is safe when this returns; of one that its
+        sequence or epoch forbids nothing waits. Raises InvalidRecord, CorruptBatch, BatchTooLarge, BrokerError,
+        OutOfOrderSequence, ProducerFenced, LogUnavailable.
         """
         log, config = partition.log, partition.log.config
         by_turn = bool(config.priority_group)
@@ -158,6 +159,8 @@ class DelayedRecords:
             left.append(rest)
             parked += found
         _require_room(partition, parked)
+        if parked and headers[0].producer_id >= 0:
+            await partition.is_new(headers[0])
         for at in range(0, len(parked), _AT_ONCE):
             await self._park(partition, parked[at : at + _AT_ONCE], by_turn)
         return left

@@ -175,11 +175,16 @@ class TopicPartition:
 
     async def takes_next(self, header: BatchHeader) -> bool:
         """Whether an idempotent producer's batch of no transaction is to be appended. Raises LogUnavailable."""
-        states = await self.producers.states()
         try:
-            return states.check(header) is None
+            return await self.is_new(header)
         except (OutOfOrderSequence, ProducerFenced):
             return False
+
+    async def is_new(self, header: BatchHeader) -> bool:
+        """Whether an idempotent producer's batch is to be appended, or is there. Raises OutOfOrderSequence,
+        ProducerFenced, LogUnavailable.
+        """
+        return (await self.producers.states()).check(header) is None
 
     async def require_known(self, header: BatchHeader) -> None:
         """Raises OutOfOrderSequence if no batch is known of a producer that has had others before this one;

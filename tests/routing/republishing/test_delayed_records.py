@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from core_log.batch_header import HEADER_BYTES, encode_batch, parse_header, validate
-from core_log.errors import BatchTooLarge, InvalidRecord
+from core_log.errors import BatchTooLarge, InvalidRecord, OutOfOrderSequence, ProducerFenced
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, Compression, Record, iterate_records
@@ -24,7 +24,7 @@ from tests.routing.harness import Engine, engine, killed, passing
 QUEUE = "millrace.delayed.t"
 
 
-def batch(*delays: str | None, name: str = "x-delay", producer: int = -1, sequence: int = -1) -> bytes:
+def batch(*delays: str | None, name: str = "x-delay", producer: int = -1, sequence: int = -1, epoch: int = 0) -> bytes:
     builder = BatchBuilder(0, 0, 1_000)
     for number, delay in enumerate(delays):
         headers = [] if delay is None else [(name, delay.encode())]
@@ -32,7 +32,7 @@ def batch(*delays: str | None, name: str = "x-delay", producer: int = -1, sequen
     built = builder.build()
     if producer < 0:
         return built
-    header = parse_header(built)._replace(producer_id=producer, producer_epoch=0, base_sequence=sequence)
+    header = parse_header(built)._replace(producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
     return encode_batch(header, built[HEADER_BYTES:])
 
 
@@ -130,6 +130,19 @@ async def test_they_are_parked_once_and_appended_when_due_also_after_a_crash(clo
         await running.broker.delete_topic("t")
         assert QUEUE not in running.broker.topology.queues
         assert not vhost.parked
+
+
+async def test_nothing_waits_of_a_batch_that_is_refused_by_its_sequence_or_epoch() -> None:
+    """It would be there later though its producer was told that it is not, and twice if that sends it again."""
+    async with engine(MemoryFiles()) as running:
+        await running.broker.create_topic("t", config={"millrace.delay.enable": "true"})
+        await produce(running, batch(None, producer=7, sequence=0, epoch=1))
+        for sequence, epoch, refused in ((2, 1, OutOfOrderSequence), (1, 0, ProducerFenced)):
+            with pytest.raises(refused):
+                await produce(running, batch("5000", None, producer=7, sequence=sequence, epoch=epoch))
+        assert QUEUE not in running.broker.topology.queues
+        await produce(running, batch("5000", None, producer=7, sequence=1, epoch=1))
+        assert running.broker.topology.queues[QUEUE].rules.delayed_count == 1
 
 
 async def test_a_batch_of_which_everything_waits_leaves_its_place_and_numbers(clock: MockClock) -> None:
