@@ -209,6 +209,7 @@ async def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(
         while [log.log_end_offset for log in logs] != [2, 2] and time.monotonic() < ends:
             await passing(clock, 0.1)
             await trio.to_thread.run_sync(lambda: None)  # as in `become`
+        await running.until(lambda: all(log.committed_offset == 2 for log in logs))
         for log in logs:
             found = [one.value for each in log.read_blocking(0, 1 << 20) for one in iterate_records(each)]
             assert found == [b"v0", b"v1"]
