@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from core_log.wall_clock import wall_clock_ms
 from routing.bites import BITE_S
 
+LIBRARY_CHARACTERS_MAX = 100
 
-@dataclass(slots=True, frozen=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class Client:
     """A client that has logged in. `close` ends its connection in the words of its protocol."""
 
@@ -27,6 +29,13 @@ class Client:
     send_on: Callable[[str], None] | None = None
     """Of one that asks who leads what it wants: ends its connection, and it goes on by another broker."""
     connected_at_ms: int = field(default_factory=wall_clock_ms)
+    library: str = ""
+    """What it is made with, as it says itself (`library_of`). Kafka's clients may say so after their login."""
+
+
+def library_of(name: object, version: object) -> str:
+    """Of what a client says about itself, which may be anything: what is text, and not too long."""
+    return " ".join(said for said in (name, version) if isinstance(said, str) and said)[:LIBRARY_CHARACTERS_MAX]
 
 
 def close_some(left: deque[tuple[Client, Callable[[], None]]], connected: Iterable[Client]) -> None:

@@ -12,7 +12,7 @@ export function connections(parameters) {
   return tabs("connections", parameters, {
     connections: ["Connections", () => list({
       title: "Connections", intro: ownAlone(), operation: "connections.list", byVhost: true, key: (row) => row.peer + row.connected_at_ms, empty: "nobody is connected",
-      columns: { peer: { class: "name" }, name: {}, client_id: { title: "client id" }, user: {}, vhost: { unless: single }, protocol: {}, channels: {}, unacknowledged: { title: "unacked" }, connected_at_ms: { title: "connected" } },
+      columns: { peer: { class: "name" }, name: {}, client_id: { title: "client id" }, user: {}, vhost: { unless: single }, protocol: {}, library: {}, channels: {}, unacknowledged: { title: "unacked" }, connected_at_ms: { title: "connected" } },
       tools: [["Close all of a user", "connections.close", closeUser]],
       actions: (row) => [
         ["Close", "connections.close", () => close(row), "danger"],

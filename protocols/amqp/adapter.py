@@ -31,7 +31,7 @@ from protocols.peers import Authenticate
 from protocols.sansio import Outbox, Rest
 from routing.access.grants import Grants
 from routing.broker import Broker
-from routing.clients import Client
+from routing.clients import Client, library_of
 from routing.errors import BrokerError
 from routing.session import Outcome
 
@@ -284,10 +284,10 @@ class AmqpAdapter:
         """The peer has logged in and chosen a virtual host. Raises NotAllowed."""
         if self._released:  # given up while its login was looked at
             return
-        name = self._login.client_properties.get("connection_name")
-        client = Client(
-            "amqp", self._login.user, vhost, self._peer, self._closed_by_operator, name if isinstance(name, str) else ""
-        )
+        said = self._login.client_properties
+        name, library = said.get("connection_name"), library_of(said.get("product"), said.get("version"))
+        name = name if isinstance(name, str) else ""
+        client = Client("amqp", self._login.user, vhost, self._peer, self._closed_by_operator, name, library=library)
         self.grants = self.broker.connect(self, client)
         self.vhost = vhost
         self._timers.opened(self._clock(), self._connection.heartbeat_s)

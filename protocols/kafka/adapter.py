@@ -245,6 +245,7 @@ class KafkaAdapter:
         self.door.fetches.drop()
         self.door.fetch_sessions.detach(self.door)
         self.door.deadlines.clear()
+        self.door.client = None
         del self.door.fetches, self.door.login, self.door.end  # they have the door, and memory is to be free at once
 
     def shut_down(self, reason: str) -> None:
@@ -287,7 +288,8 @@ class KafkaAdapter:
         self._broker.release(self)
         name, vhost = self._name or "", self._config.virtual_host
         client = Client("kafka", user, vhost, self.peer, self._shut_out, name, send_on=self._shut_out)
-        self.door.grants = self._broker.connect(self, client)
+        client.library = self.door.library
+        self.door.grants, self.door.client = self._broker.connect(self, client), client
         self._frames.frame_bytes_max = self._config.request_bytes_max
 
     def _named(self, client_id: str) -> None:

@@ -7,11 +7,16 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_connection import API_VERSIONS
 from protocols.kafka.registry import SERVED, serves
+from routing.clients import library_of
 
 
 @serves(API_VERSIONS, 0, 4, before_login=True)
 async def api_versions(door: Door, call: Call, request: Entity) -> Entity:
-    """All of it, whoever asks."""
+    """All of it, whoever asks. Clients say here what they are made with."""
+    if call.version >= 3:
+        door.library = library_of(request.client_software_name, request.client_software_version)
+        if door.client is not None:
+            door.client.library = door.library
     return Entity(error_code=ErrorCode.NONE, api_keys=_served())
 
 

@@ -17,6 +17,7 @@ from routing import errors
 from routing.access.grants import Access, Grants
 from routing.administration.operations import CHANGES, LOOKS
 from routing.broker import Broker
+from routing.clients import Client
 from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 
@@ -57,6 +58,10 @@ class Door:
         self.authenticate = authenticate
         self.name = name
         """Of the door: brokers of a cluster are told of by the same one."""
+        self.client: Client | None = None
+        """As the engine knows it, from the login on."""
+        self.library = ""
+        """What the client says it is made with, as soon as it has."""
         self.grants: Grants | None = None
         """What the user may do, from the login on."""
         self.login: Callable[[str], None]

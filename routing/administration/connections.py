@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 @operation("connections.list", tags=LOOKS)
 async def list_connections(broker: Broker, user: str, vhost: str | None = None, start: int = 0) -> dict[str, Any]:
     """Who is connected to the broker that is asked, with the number of channels and of unacknowledged messages. `name`
-    is what a client calls itself: MQTT's client identifier.
+    is what a client calls itself: MQTT's client identifier; `library` what AMQP's and Kafka's say they are made with.
     """
     channels: Counter[object] = Counter()
     unacknowledged: Counter[object] = Counter()
     for session in broker.sessions:
         channels[session.owner] += 1
         unacknowledged[session.owner] += session.outstanding
-    columns = ("peer", "user", "vhost", "protocol", "name", "channels", "unacknowledged", "connected_at_ms")
+    columns = ("peer", "user", "vhost", "protocol", "name", "channels", "unacknowledged", "connected_at_ms", "library")
     rows = (
         (
             one.peer, one.user, one.vhost, one.protocol, one.name, channels[owner], unacknowledged[owner],
-            one.connected_at_ms,
+            one.connected_at_ms, one.library,
         )
         for found in vhosts_of(broker, vhost)
         for owner, one in found.connections.items()
