@@ -26,6 +26,7 @@ from core_log.wall_clock import wall_clock_ms
 from routing.errors import LimitExceeded, NotFound, NotImplementedYet, PreconditionFailed, StorageUnavailable
 from routing.topics.offset_store import Committed, Partition
 from routing.topics.partition_reader import StreamHost as StreamHost
+from routing.topics.stream_filter import StreamFilter
 from routing.topics.stream_settings import ConsumerSettings, Origin, Start, consumer_settings, told_config
 
 if TYPE_CHECKING:
@@ -37,21 +38,24 @@ logger = logging.getLogger(__name__)
 _GROUP_PREFIX = "millrace.stream."
 """Before a consumer tag: the group whose offset says how far it has come."""
 
+_LOOKED_AT_MAX = 10_000
+"""Messages that one consumer does not want, before others have their turn."""
 _FROM_THE_END = frozenset({Origin.NEXT, Origin.LAST, Origin.END})
 
 
 class _Cursor:
     """Where a consumer stands: `offset` comes next. `tracked` is the position last noted, -1 where none is kept."""
 
-    __slots__ = ("consumer", "group", "offset", "tracked", "waiting")
+    __slots__ = ("consumer", "filter", "group", "offset", "tracked", "waiting")
 
-    def __init__(self, consumer: Consumer, offset: int, group: str) -> None:
+    def __init__(self, consumer: Consumer, offset: int, group: str, wanted: StreamFilter | None) -> None:
         self.consumer = consumer
+        self.filter = wanted
         self.offset = offset
         self.group = group
         self.tracked = offset if group else -1
         self.waiting = False
-        """For the disk."""
+        """For the disk, or its next turn."""
 
 
 class Stream:
@@ -173,7 +177,7 @@ class Stream:
         if settings.tracked:
             group = _GROUP_PREFIX + consumer.tag
             start = self._resume(known, start)
-        cursor = _Cursor(consumer, self._offset_of(start, end), group)
+        cursor = _Cursor(consumer, self._offset_of(start, end), group, settings.filter)
         self._cursors[consumer] = cursor
         self.consumers[consumer] = None
         self._reader.waits(1)
@@ -279,7 +283,7 @@ class Stream:
                 self._advance(cursor, high)
 
     def _advance(self, cursor: _Cursor, high: int) -> None:
-        consumer = cursor.consumer
+        consumer, wanted, looked_at = cursor.consumer, cursor.filter, 0
         cursor.offset = max(cursor.offset, self._reader.start)
         while cursor.offset < high:
             credit = consumer.credit()
@@ -293,11 +297,24 @@ class Stream:
             if isinstance(slab, int):
                 cursor.offset = slab
                 continue
-            offset = max(cursor.offset, slab.first_offset)
-            start = offset - slab.first_offset
+            begin = start = max(cursor.offset - slab.first_offset, 0)
             stop = min(start + credit, len(slab.bodies))
+            if wanted is not None:
+                start, stop = wanted.stretch(slab, begin, credit)
+                looked_at += stop - begin
             cursor.offset = slab.first_offset + stop
-            consumer.session.hand_over(consumer, slab, start, stop, offset, False)
+            if start < stop:
+                consumer.session.hand_over(consumer, slab, start, stop, slab.first_offset + start, False)
+            if looked_at >= _LOOKED_AT_MAX:
+                cursor.waiting = True
+                self._host.spawn(self._go_on, cursor)
+                return
+
+    async def _go_on(self, cursor: _Cursor) -> None:
+        """When others have had their turn."""
+        await trio.lowlevel.checkpoint()
+        self._loaded(cursor, None)
+        self._host.turn()
 
     def _loaded(self, cursor: _Cursor, error: Exception | None) -> None:
         """What it needs is here. Where that is damaged it is told that it consumes no more, rather than led past it

@@ -19,12 +19,14 @@ from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument, InvalidConfig, PreconditionFailed
 from routing.topics.reserved_names import RESERVED
+from routing.topics.stream_filter import StreamFilter, text_of
 from routing.topics.topic_config import DEDUPLICATION_WINDOW, log_config, replication
 
 STREAM = "stream"
 """The type of a queue that is one."""
 OFFSET_ARGUMENT = "x-stream-offset"
 TRACKING_ARGUMENT = "x-stream-automatic-offset-tracking"
+FILTER_ARGUMENT, MATCH_UNFILTERED_ARGUMENT = "x-stream-filter", "x-stream-match-unfiltered"
 
 _UNSUPPORTED = frozenset(
     {
@@ -270,6 +272,7 @@ class ConsumerSettings(NamedTuple):
 
     start: Start
     tracked: bool
+    filter: StreamFilter | None = None
 
 
 def consumer_settings(what: str, tag: str, arguments: Mapping[str, Any], now_ms: int) -> ConsumerSettings:
@@ -285,13 +288,27 @@ def consumer_settings(what: str, tag: str, arguments: Mapping[str, Any], now_ms:
     asked = arguments.get(TRACKING_ARGUMENT, False)
     if type(asked) is not bool and asked not in ("true", "false"):
         raise _invalid(what, TRACKING_ARGUMENT, f"{{unacceptable_type,{_kind(asked)}}}")
-    tracked = asked in (True, "true")
+    tracked, wanted = asked in (True, "true"), _filter(what, arguments)
     value = arguments.get(OFFSET_ARGUMENT)
     if value is not None:
-        return ConsumerSettings(start_of(what, value, now_ms), tracked)
+        return ConsumerSettings(start_of(what, value, now_ms), tracked, wanted)
     void = OFFSET_ARGUMENT in arguments
     tracked = tracked or (void and not tag.startswith("amq.ctag-"))
-    return ConsumerSettings(Start(Origin.FIRST if tracked or void else Origin.NEXT), tracked)
+    return ConsumerSettings(Start(Origin.FIRST if tracked or void else Origin.NEXT), tracked, wanted)
+
+
+def _filter(what: str, arguments: Mapping[str, Any]) -> StreamFilter | None:
+    """Raises PreconditionFailed."""
+    asked, unfiltered = arguments.get(FILTER_ARGUMENT), arguments.get(MATCH_UNFILTERED_ARGUMENT, False)
+    if asked is None:
+        return None
+    values = list(map(text_of, asked if isinstance(asked, list) else [asked]))
+    texts = [value for value in values if value is not None]
+    if not texts or len(texts) < len(values):
+        raise _invalid(what, FILTER_ARGUMENT, f"{{unacceptable_type,{_kind(asked)}}}")
+    if type(unfiltered) is not bool and unfiltered not in ("true", "false"):
+        raise _invalid(what, MATCH_UNFILTERED_ARGUMENT, f"{{unacceptable_type,{_kind(unfiltered)}}}")
+    return StreamFilter(texts, unfiltered=unfiltered in (True, "true"))
 
 
 def start_of(what: str, value: Any, now_ms: int) -> Start:

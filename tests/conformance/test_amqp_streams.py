@@ -123,6 +123,21 @@ def test_every_position(connection: BlockingConnection, name: str) -> None:
     assert bodies(connection, name, 0, arguments={}) == []
 
 
+def test_only_what_is_marked_with_what_a_consumer_asks_for(connection: BlockingConnection, name: str) -> None:
+    channel = declare(connection, name)
+    for number in range(9):
+        headers = {} if number % 3 == 0 else {"x-stream-filter-value": "one" if number % 3 == 1 else "two"}
+        channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(headers=headers))
+    for asked, expected in [
+        ({"x-stream-filter": "one"}, [1, 4, 7]),
+        ({"x-stream-filter": ["one", "two"]}, [1, 2, 4, 5, 7, 8]),
+        ({"x-stream-filter": "two", "x-stream-match-unfiltered": True}, [0, 2, 3, 5, 6, 8]),
+    ]:
+        found = read(connection, name, len(expected), arguments={"x-stream-offset": "first"} | asked)
+        assert [properties.headers["x-stream-offset"] for _, properties, _ in found] == expected
+        assert [int(body) for _, _, body in found] == expected
+
+
 def test_the_same_records_by_both_doors(
     connection: BlockingConnection, shared_broker: BrokerProcess, name: str
 ) -> None:
