@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -92,7 +93,7 @@ async def test_ten_thousand_who_come_back_at_once_are_one_verification(monkeypat
 
 async def test_who_waits_for_an_answer_that_somebody_else_asked_for_gets_it_though_he_gives_up() -> None:
     """As a request for metrics does whose time is up while all threads are busy."""
-    passwords, welcome = Passwords(), list[bool]()
+    passwords, welcome, busy_no_more = Passwords(), list[bool](), threading.Event()
     encoded = await passwords.hash(b"pass")
 
     async def come() -> None:
@@ -100,7 +101,7 @@ async def test_who_waits_for_an_answer_that_somebody_else_asked_for_gets_it_thou
 
     async with trio.open_nursery() as nursery, trio.open_nursery() as gives_up:
         for _ in range(2):
-            nursery.start_soon(passwords.hash, b"busy")
+            nursery.start_soon(passwords.work_out, busy_no_more.wait, 20)
         await wait_all_tasks_blocked()
         gives_up.start_soon(come)
         await wait_all_tasks_blocked()
@@ -108,6 +109,7 @@ async def test_who_waits_for_an_answer_that_somebody_else_asked_for_gets_it_thou
             nursery.start_soon(come)
         await wait_all_tasks_blocked()
         gives_up.cancel_scope.cancel()
+        busy_no_more.set()
     assert welcome == [True, True]
 
 
