@@ -287,8 +287,8 @@ class KafkaAdapter:
     def _login(self, user: str) -> None:
         self._broker.release(self)
         name, vhost = self._name or "", self._config.virtual_host
-        client = Client("kafka", user, vhost, self.peer, self._shut_out, name, send_on=self._shut_out)
-        client.library = self.door.library
+        library, shut_out = self.door.library, self._shut_out
+        client = Client("kafka", user, vhost, self.peer, shut_out, name, send_on=shut_out, library=library)
         self.door.grants, self.door.client = self._broker.connect(self, client), client
         self._frames.frame_bytes_max = self._config.request_bytes_max
 

@@ -41,8 +41,8 @@ class Noted(Frame, tag=33):
 
 class Forward(Frame, tag=34):
     """Messages for queues that end with the receiver; `copies` are further keys that they are published with. With a
-    `queue` they are for that one alone. What has a `name` is not given to them twice; one
-    that begins with `died:` says that queues in which it died do not get it.
+    `queue` they are for that one alone. What has a `name` is not given to them twice; one that begins
+    with `died:` says that queues in which it died do not get it.
     """
 
     vhost: Name
