@@ -32,6 +32,8 @@ LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders")
 CONSUMER_TURNS = ("round-robin", "least-unsettled")
 QUORUM_DELIVERY_LIMIT = 20
 """RabbitMQ's since 4.0."""
+QUORUM_PRIORITY_MAX = 31
+"""RabbitMQ's since 4.3: such queues tell priorities apart whether they were asked to or not."""
 
 
 class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
@@ -100,6 +102,7 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
             unlimited = -1 in (arguments.get("x-delivery-limit"), policy.get("delivery-limit"))
             if not unlimited:
                 values.setdefault("delivery_limit", QUORUM_DELIVERY_LIMIT)
+            values.setdefault("priority_max", QUORUM_PRIORITY_MAX)
         retain = arguments.get("x-retain", policy.get("retain"))
         if retain is not None:
             values["retain_ms"] = interval_ms(retain)
@@ -264,6 +267,11 @@ def _gaps(value: Any) -> str | None:
     return next((wrong for wrong in map(_interval, value) if wrong), None)
 
 
+def _other_deduplication(value: Any) -> str | None:
+    """LavinMQ's, and of a plugin for RabbitMQ: who relies on it is told that other headers and times count."""
+    return '{not_known_here,"x-deduplication-window-ms is"}' if value is True else None
+
+
 def _anything(value: Any) -> str | None:
     return None
 
@@ -289,6 +297,7 @@ CHECKS: dict[str, Check] = {
     "delayed-retry-min": _milliseconds,
     "delayed-retry-max": _milliseconds,
     "deduplication-window-ms": _milliseconds,
+    "message-deduplication": _other_deduplication,
     "group-by": _group_by,
     "retain": _interval,
     "delayed": _boolean,

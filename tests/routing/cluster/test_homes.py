@@ -104,7 +104,8 @@ class Model:
         """In the order in which they are given out."""
         there = self.there[queue]
         ready = [body for body, (_, is_delayed) in there.items() if not is_delayed]
-        highest = QUEUES[queue].get("x-max-priority", 0)
+        arguments = QUEUES[queue]
+        highest = arguments.get("x-max-priority", 31 if "x-queue-type" in arguments else 0)
         return sorted(ready, key=lambda body: -min(there[body][0], highest))
 
 

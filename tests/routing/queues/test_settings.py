@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from routing.errors import InvalidArgument
-from routing.queues.settings import QUORUM_DELIVERY_LIMIT, QueueSettings, check_arguments
+from routing.queues.settings import QUORUM_DELIVERY_LIMIT, QUORUM_PRIORITY_MAX, QueueSettings, check_arguments
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ from routing.queues.settings import QUORUM_DELIVERY_LIMIT, QueueSettings, check_
         ({"x-retry": []}, "{not_a_list_of_milliseconds}"),
         ({"x-retry": [1, -1]}, "{value_negative,-1}"),
         ({"x-retry": ["1s", "5 s"]}, "{not_milliseconds_or_an_interval_up_to_10Y}"),
+        ({"x-cache-ttl": 1, "x-message-deduplication": True}, '{not_known_here,"x-deduplication-window-ms is"}'),
         ({"x-max-age": "1D"}, "of queue type rabbit_classic_queue"),
         ({"x-queue-type": "quorum", "x-queue-mode": "lazy"}, "of queue type rabbit_quorum_queue"),
     ],
@@ -49,7 +50,7 @@ def test_arguments_at_their_limits_and_unknown_ones_are_taken() -> None:
         {
             "x-message-ttl": 0, "x-expires": 1, "x-max-priority": 255, "x-max-length": 0, "x-queue-mode": "lazy",
             "x-unknown": object(), "anything": 1, "x-delivery-limit": -1, "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": "k" * 253 + "\udcff\udcff",
+            "x-dead-letter-routing-key": "k" * 253 + "\udcff\udcff", "x-message-deduplication": False,
         },
     )  # fmt: skip
 
@@ -76,3 +77,13 @@ def test_a_quorum_queue_has_a_delivery_limit_unless_it_is_switched_off() -> None
     assert QueueSettings.effective({"x-queue-type": "quorum", "x-delivery-limit": 3}).delivery_limit == 3
     assert QueueSettings.effective({"x-queue-type": "quorum"}, {"delivery-limit": 2}).delivery_limit == 2
     assert QueueSettings.effective({"x-queue-type": "quorum", "x-delivery-limit": -1}).delivery_limit is None
+
+
+def test_a_quorum_queue_tells_priorities_apart_unless_it_is_told_otherwise() -> None:
+    quorum = {"x-queue-type": "quorum"}
+    assert QueueSettings.effective(quorum).priority_max == QUORUM_PRIORITY_MAX == 31
+    assert QueueSettings.effective(quorum | {"x-max-priority": 5}).priority_max == 5
+    assert QueueSettings.effective(quorum, {"max-priority": 5}).priority_max == 5
+    assert not QueueSettings.effective(quorum | {"x-max-priority": 0}).priority_max
+    assert not QueueSettings.effective(quorum | {"x-group-by": "routing-key"}).priority_max
+    assert not QueueSettings.effective({"x-queue-type": "classic"}).priority_max
