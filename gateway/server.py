@@ -30,7 +30,7 @@ import structlog
 import trio
 
 from core_log.errors import LogError
-from core_log.files import OsFiles
+from core_log.files import Files, OsFiles
 from gateway.authentication import LOOPBACK_ONLY, Authenticate, authenticator
 from gateway.config import HTTP_DOORS, OFF, TLS_DOORS, WEBSOCKET_DOORS, Config, parse_address
 from gateway.connection import MakeAdapter, Shell
@@ -72,18 +72,21 @@ class Server:
 
 
 @asynccontextmanager
-async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]:
-    """Run a broker until the block ends; `holds` is for a process that is nothing else, see `gateway.holding`.
+async def serve(config: Config, *, holds: bool = False, files: Files | None = None) -> AsyncIterator[Server]:
+    """Run a broker until the block ends; `holds` is for a process that is nothing else, see `gateway.holding`. With
+    `files` everything durable is there, and the data directory is not looked at.
 
     Raises StartError, possibly in an exception group.
     """
     with ExitStack() as stack:
         terms = _terms(config)
         listeners = _open_listeners(config, stack, terms)
-        stack.enter_context(locked_data_dir(config.data_dir))
+        if files is None:
+            stack.enter_context(locked_data_dir(config.data_dir))
+            files = OsFiles(config.data_dir)
         async with (
-            _member(config, listeners) as member,
-            _engine(config, member) as broker,
+            _member(config, files, listeners) as member,
+            _engine(config, files, member) as broker,
             trio.open_nursery() as nursery,
         ):
             outboxes = Outboxes(config.limits, nursery.start_soon)
@@ -123,10 +126,10 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
 
 
 @asynccontextmanager
-async def _member(config: Config, listeners: list[Listener]) -> AsyncIterator[Member | None]:
+async def _member(config: Config, files: Files, listeners: list[Listener]) -> AsyncIterator[Member | None]:
     """This broker as one of a cluster, None for a single one. Raises StartError."""
     if not config.cluster.name:
-        _refuse_member(config.data_dir)
+        _refuse_member(config.data_dir, files)
         yield None
         return
     from gateway.member import join  # a broker of its own needs nothing of it
@@ -135,10 +138,10 @@ async def _member(config: Config, listeners: list[Listener]) -> AsyncIterator[Me
         yield member
 
 
-def _refuse_member(data_dir: str) -> None:
+def _refuse_member(data_dir: str, files: Files) -> None:
     """A directory that is a cluster member's is not for a broker of its own. Raises StartError."""
     try:
-        identity = load_identity(OsFiles(data_dir))
+        identity = load_identity(files)
     except (OSError, ValueError) as error:
         raise StartError(f"data directory {data_dir}: {error}") from None
     if identity is not None and (identity.cluster_id or identity.importing):
@@ -150,7 +153,7 @@ def _refuse_member(data_dir: str) -> None:
 
 
 @asynccontextmanager
-async def _engine(config: Config, member: Member | None) -> AsyncIterator[Broker]:
+async def _engine(config: Config, files: Files, member: Member | None) -> AsyncIterator[Broker]:
     """The engine on the data directory. Raises StartError where the directory is at fault."""
     started, refused = False, ""
     engine = config.engine
@@ -159,7 +162,7 @@ async def _engine(config: Config, member: Member | None) -> AsyncIterator[Broker
         engine = msgspec.structs.replace(engine, stripes=member.part.members.meta.homes)
         shared = {"metadata": member.part.store, "cluster": member.cluster}
     try:
-        async with open_broker(OsFiles(config.data_dir), engine, config.users, **shared) as broker:
+        async with open_broker(files, engine, config.users, **shared) as broker:
             started = True
             yield broker
     except* (LogError, OSError) as group:
