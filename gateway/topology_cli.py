@@ -156,6 +156,24 @@ def alter_queue(client: BlockingClient, **given: Any) -> None:
     client.administer("queues.alter", **given)
 
 
+@queues.command("pause")
+@click.argument("name")
+@vhost_option
+@with_client
+def pause_queue(client: BlockingClient, **given: Any) -> None:
+    """Give the consumers of queue NAME nothing until it is resumed. Messages come, expire and can be looked at."""
+    client.administer("queues.alter", arguments={"x-paused": True}, **given)
+
+
+@queues.command("resume")
+@click.argument("name")
+@vhost_option
+@with_client
+def resume_queue(client: BlockingClient, **given: Any) -> None:
+    """Give the consumers of queue NAME, which is paused, messages again."""
+    client.administer("queues.alter", arguments={"x-paused": None}, **given)
+
+
 @queues.command("delete")
 @click.argument("name")
 @vhost_option

@@ -388,7 +388,7 @@ class Queue:
         if len(consumers) != 1 or self.fresh or self.levels is not None or self.groups is not None:
             return None
         consumer, line = consumers[0], self.line
-        if line.ready.count or line.due or line.placed.count:
+        if line.ready.count or line.due or line.placed.count or self.settings.paused:
             return None
         if not consumer.no_ack and (consumer.passed is None or self.returns is not None or self.settings.buries):
             return None
@@ -409,6 +409,8 @@ class Queue:
 
     def give_out(self) -> None:
         """Give consumers with credit what is in line."""
+        if self.settings.paused:
+            return
         window, consumers = self.settings.priority_window, self.turns.consumers
         while self.groups is None:
             first, count, redelivered = self.head()

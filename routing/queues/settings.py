@@ -72,6 +72,8 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Takes messages that are not persistent also while nobody consumes."""
     keep_delivered: bool = False
     """What was delivered and comes back does not expire any more."""
+    paused: bool = False
+    """Its consumers get nothing; all else goes on."""
     delayed: bool = False
     """Honours the delay of messages that come by any exchange."""
     view_of: str | None = None
@@ -166,6 +168,7 @@ _ARGUMENT_FIRST = {
     "deduplication-window-ms": "deduplication_window_ms",
     "group-by": "group_by",
     "delayed": "delayed",
+    "paused": "paused",
     "keep-transient": "keep_transient",
     "keep-delivered": "keep_delivered",
     "view-filter": "view_filter",
@@ -301,6 +304,7 @@ CHECKS: dict[str, Check] = {
     "group-by": _group_by,
     "retain": _interval,
     "delayed": _boolean,
+    "paused": _boolean,
     "keep-transient": _boolean,
     "keep-delivered": _boolean,
     "queue-type": _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\""),

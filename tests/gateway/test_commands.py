@@ -542,6 +542,25 @@ def test_a_queue_is_altered_in_place(millrace: Commands, broker: BrokerProcess) 
     assert millrace.refused("queues", "alter", "altered", "{}") == "no queue 'altered' in vhost '/'"
 
 
+def test_a_queue_is_paused(millrace: Commands, broker: BrokerProcess) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.queue_declare("paused")
+        got: list[bytes] = []
+        channel.basic_consume("paused", lambda *delivery: got.append(delivery[-1]), auto_ack=True)
+        millrace("queues", "pause", "paused")
+        for number in range(3):
+            channel.basic_publish("", "paused", b"%d" % number)
+        assert channel.queue_declare("paused").method.message_count == 3
+        assert channel.queue_declare("paused", arguments={"x-paused": True}).method.consumer_count == 1
+        assert not got
+        millrace("queues", "resume", "paused")
+        while len(got) < 3:
+            connection.process_data_events(10)
+        assert got == [b"0", b"1", b"2"]
+        channel.queue_delete("paused")
+
+
 def test_a_queue_is_rewound(millrace: Commands, broker: BrokerProcess) -> None:
     with connect(broker) as connection:
         channel = connection.channel()
