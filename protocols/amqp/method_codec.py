@@ -9,31 +9,36 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, ClassVar, TypeVar
+
+from msgspec import Struct
 
 from protocols.amqp import wire
 from protocols.amqp.errors import SyntaxFault
 
-Bit = Annotated[bool, "bit"]
-Octet = Annotated[int, "octet"]
-Short = Annotated[int, "short"]
-Long = Annotated[int, "long"]
-LongLong = Annotated[int, "longlong"]
-ShortString = Annotated[str, "shortstr"]
-ShortBytes = Annotated[str, "shortbytes"]
-LongString = Annotated[bytes, "longstr"]
-Table = Annotated[dict[str, Any], "table"]
+Bit = bool
+Octet = int
+Short = int
+Long = int
+LongLong = int
+ShortString = str
+ShortBytes = str
+LongString = bytes
+Table = dict[str, Any]
+"""What an argument is to Python. How it is read and written goes by the name that its annotation has."""
 
+_KINDS = {
+    "Bit": "bit", "Octet": "octet", "Short": "short", "Long": "long", "LongLong": "longlong",
+    "ShortString": "shortstr", "ShortBytes": "shortbytes", "LongString": "longstr", "Table": "table",
+}  # fmt: skip
 _NUMBERS = {"octet": struct.Struct(">B"), "short": struct.Struct(">H"), "long": struct.Struct(">I")}
 _NUMBERS["longlong"] = struct.Struct(">Q")
 _IDENT = struct.Struct(">I")
 
 
-class Method:
+class Method(Struct):
     """Base of all methods; `IDENT` is class id << 16 | method id, `NAME` as the specification writes it."""
 
-    __slots__ = ()
     IDENT: ClassVar[int] = 0
     NAME: ClassVar[str] = ""
     PLAN: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = ()
@@ -103,22 +108,19 @@ def decode_method(payload: bytes) -> Method | None:
     return method
 
 
-@dataclass_transform(field_specifiers=(field,))
 def method(class_id: int, method_id: int, name: str) -> Callable[[M], M]:
     def register(cls: M) -> M:
-        made: Any = dataclass(slots=True)(cls)
-        made.IDENT = class_id << 16 | method_id
-        made.NAME = name
-        kinds = get_type_hints(made, include_extras=True)
+        cls.IDENT = class_id << 16 | method_id
+        cls.NAME = name
         plan: list[tuple[str, tuple[str, ...]]] = []
-        for item in fields(made):
-            kind = kinds[item.name].__metadata__[0]
+        for argument in cls.__struct_fields__:
+            kind = _KINDS[cls.__annotations__[argument]]
             if kind == "bit" and plan and plan[-1][0] == "bit":
-                plan[-1] = ("bit", (*plan[-1][1], item.name))
+                plan[-1] = ("bit", (*plan[-1][1], argument))
             else:
-                plan.append((kind, (item.name,)))
-        made.PLAN = tuple(plan)
-        METHODS[made.IDENT] = made
-        return made  # type: ignore[no-any-return]
+                plan.append((kind, (argument,)))
+        cls.PLAN = tuple(plan)
+        METHODS[cls.IDENT] = cls
+        return cls
 
     return register

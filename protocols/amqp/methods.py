@@ -5,8 +5,6 @@ Names and order are the specification's (amqp0-9-1.pdf, section 1.3); `ticket` a
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from protocols.amqp.method_codec import (
     METHODS,
     Bit,
@@ -30,14 +28,14 @@ __all__ = ["METHODS", "Method", "decode_method"]
 class ConnectionStart(Method):
     version_major: Octet = 0
     version_minor: Octet = 9
-    server_properties: Table = field(default_factory=dict)
+    server_properties: Table = {}
     mechanisms: LongString = b""
     locales: LongString = b""
 
 
 @method(10, 11, "connection.start-ok")
 class ConnectionStartOk(Method):
-    client_properties: Table = field(default_factory=dict)
+    client_properties: Table = {}
     mechanism: ShortString = ""
     response: LongString = b""
     locale: ShortString = ""
@@ -171,7 +169,7 @@ class ExchangeDeclare(Method):
     auto_delete: Bit = False
     internal: Bit = False
     nowait: Bit = False
-    arguments: Table = field(default_factory=dict)
+    arguments: Table = {}
 
 
 @method(40, 11, "exchange.declare-ok")
@@ -199,7 +197,7 @@ class ExchangeBind(Method):
     source: ShortString = ""
     routing_key: ShortString = ""
     nowait: Bit = False
-    arguments: Table = field(default_factory=dict)
+    arguments: Table = {}
 
 
 @method(40, 31, "exchange.bind-ok")
@@ -214,7 +212,7 @@ class ExchangeUnbind(Method):
     source: ShortString = ""
     routing_key: ShortString = ""
     nowait: Bit = False
-    arguments: Table = field(default_factory=dict)
+    arguments: Table = {}
 
 
 @method(40, 51, "exchange.unbind-ok")
@@ -231,7 +229,7 @@ class QueueDeclare(Method):
     exclusive: Bit = False
     auto_delete: Bit = False
     nowait: Bit = False
-    arguments: Table = field(default_factory=dict)
+    arguments: Table = {}
 
 
 @method(50, 11, "queue.declare-ok")
@@ -248,7 +246,7 @@ class QueueBind(Method):
     exchange: ShortString = ""
     routing_key: ShortString = ""
     nowait: Bit = False
-    arguments: Table = field(default_factory=dict)
+    arguments: Table = {}
 
 
 @method(50, 21, "queue.bind-ok")
@@ -288,7 +286,7 @@ class QueueUnbind(Method):
     queue: ShortString = ""
     exchange: ShortString = ""
     routing_key: ShortString = ""
-    arguments: Table = field(default_factory=dict)
+    arguments: Table = {}
 
 
 @method(50, 51, "queue.unbind-ok")
@@ -317,7 +315,7 @@ class BasicConsume(Method):
     no_ack: Bit = False
     exclusive: Bit = False
     nowait: Bit = False
-    arguments: Table = field(default_factory=dict)
+    arguments: Table = {}
 
 
 @method(60, 21, "basic.consume-ok")
