@@ -6,6 +6,8 @@
 3. It is its client's own: it has the client's mark (`raw.py`), as nobody knows yet who will ask for that.
 4. A broker that stops sends those without a delay; the others wait on disk for the next start, as do all wills of
    clients whose broker was killed: after `will_grace_ms`, or their delay, who has not come back is gone.
+5. Where other brokers of a cluster took this one for gone, which only stood still or was cut off, and published the
+   will, the connection ends: others were told so, and a client that went on would have no will any more.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from protocols.mqtt import events
 from protocols.mqtt.adapter_dollar import check_will
 from protocols.mqtt.adapter_sessions import granted_expiry_s
 from protocols.mqtt.raw import GIVEN, RETAIN, head_of, mark_of, with_flags
+from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import Rewriting
 from routing.errors import InvalidName
 from routing.facts import TTL_MS_MAX
@@ -50,8 +53,14 @@ class WillOfClient:
         if connect.will is not None:
             self._kept = True
             user, expiry_s = self._adapter.grants.user, granted_expiry_s(connect.session_expiry_s)
-            await self._wills.keep(self._vhost, self._name, to_kept(connect.will, user, self._name, expiry_s))
+            will = to_kept(connect.will, user, self._name, expiry_s)
+            await self._wills.keep(self._vhost, self._name, will, self._lost)
             self._safe = not self._adapter.closed
+
+    def _lost(self) -> None:
+        """See the module's rule 5."""
+        reason = "its will was published, as this broker was taken for gone"
+        self._adapter.end(reason, code=ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
     def leave(self) -> None:
         """The connection is over; `connect.will` is None if the client has taken leave."""

@@ -180,8 +180,10 @@ class Wills:
             self._put(key, None)
         self._of_before.discard(key)
 
-    async def keep(self, vhost: str, name: str, will: Will) -> None:
-        """Have a will from now on; durable when it returns. Raises StorageUnavailable; it may be kept all the same."""
+    async def keep(self, vhost: str, name: str, will: Will, lost: Callable[[], None] | None = None) -> None:
+        """Have a will from now on; durable when it returns. Raises StorageUnavailable; it may be kept all the same. In
+        a cluster `lost` is called when it is published though its owner is there.
+        """
         key = key_of(vhost, name)
         with storage_errors():
             end = self._store.put(key, pack_will(will))

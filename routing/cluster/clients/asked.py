@@ -38,6 +38,16 @@ class AskAllTold(msgspec.Struct, array_like=True, tag="all told"):
     revision: int
 
 
+class AskWills(msgspec.Struct, array_like=True, tag="wills"):
+    """A process is there again that others may have taken for gone: which of its clients' wills are not kept any more?
+    See `LedWills.lost`. Each is a virtual host, a name and a connection's number.
+    """
+
+    broker: int
+    process: int
+    wills: list[tuple[bytes, bytes, int]]
+
+
 class AskOperation(msgspec.Struct, array_like=True, tag="operation"):
     """Have an operation done: see `administration/forwarded.py`. The arguments are MessagePack."""
 
@@ -63,7 +73,7 @@ class TakeOver(msgspec.Struct, array_like=True, tag="take over"):
     """Whether who asks takes more than yes and no for an answer: brokers of before did not."""
 
 
-Question = AskRetained | AskRetainedOperation | AskAllTold | AskOperation | AskBegin | TakeOver
+Question = AskRetained | AskRetainedOperation | AskAllTold | AskWills | AskOperation | AskBegin | TakeOver
 
 _questions = msgspec.msgpack.Decoder(Question | transactions.Question)
 encode = msgspec.msgpack.Encoder().encode
@@ -97,6 +107,8 @@ async def answer(broker: Broker, body: bytes) -> bytes:
         return encode(await keeping.operate_here(question))
     if isinstance(question, AskAllTold):
         return encode(await keeping.all_told_here(question.revision))
+    if isinstance(question, AskWills):
+        return encode(await keeping.lost_wills_here(question))
     if isinstance(question, AskOperation):
         return encode(await forwarded.answer_other(broker, question.name, question.arguments))
     if isinstance(question, AskBegin):

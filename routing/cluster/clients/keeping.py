@@ -8,13 +8,15 @@
 4. A message comes to the leader later than to those who were subscribed where it was published. So that who subscribes
    elsewhere meanwhile does not miss it, all brokers are asked to say when all that they have sent so far is committed
    before the leader is asked what there is. One round of that serves all who wait for it to begin.
+5. A broker that has registered anew may have been taken for gone meanwhile: it asks the leader which of its clients'
+   wills were published, and has these clients' connections end.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,14 +26,14 @@ import trio
 from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
 from core_log.keyed_store import KeyedStore
 from routing.administration import retained as operations
-from routing.cluster.clients.asked import AskAllTold, AskRetained, AskRetainedOperation, name_of, text
+from routing.cluster.clients.asked import AskAllTold, AskRetained, AskRetainedOperation, AskWills, name_of, text
 from routing.cluster.clients.led_stores import LedStore, LedStores
 from routing.cluster.clients.led_wills import LedWills
 from routing.cluster.clients.orders import fields_of, order
 from routing.cluster.clients.streams import Slabs, Stream
 from routing.cluster.metadata.log_names import RETAINED, log_of_kind
 from routing.commits import storage_error
-from routing.errors import LedHere, LimitExceeded, StorageUnavailable
+from routing.errors import BrokerError, LedHere, LimitExceeded, StorageUnavailable
 from routing.kept.retained import PIECE_BYTES, PIECE_MESSAGES, Retained, Row, pieces_of
 from routing.kept.wills import Will
 from routing.message import Slab
@@ -54,6 +56,9 @@ _LOOK_S = 0.5
 _TIDY_LOOKS = 20
 _NAMES_FOR_S = 5.0
 
+_WILLS_AT_ONCE = 5_000
+
+_numbers = msgspec.msgpack.Decoder(list[int])
 _pages = msgspec.msgpack.Decoder(tuple[bool, list[tuple[bytes, bytes, bytes, int | None]]])
 
 
@@ -154,18 +159,19 @@ class SharedWills:
 
     def __init__(self, keeping: Keeping, holder: tuple[int, int]) -> None:
         self._keeping = keeping
-        self._holder = holder
+        self.holder = holder
         self._numbers = count(1)
-        self._kept: dict[tuple[str, str], int] = {}
+        self._kept: dict[tuple[str, str], tuple[int, Callable[[], None] | None]] = {}
 
     def returned(self, vhost: str, name: str, *, afresh: bool) -> None:
         """See `Wills`."""
         self._say(vhost, "returned", name, afresh)
 
-    async def keep(self, vhost: str, name: str, will: Will) -> None:
+    async def keep(self, vhost: str, name: str, will: Will, lost: Callable[[], None] | None = None) -> None:
         """See `Wills`."""
-        number = self._kept[vhost, name] = next(self._numbers)
-        end = self._say(vhost, "keep", name, list(will._replace(holder=(*self._holder, number))))
+        number = next(self._numbers)
+        self._kept[vhost, name] = number, lost
+        end = self._say(vhost, "keep", name, list(will._replace(holder=(*self.holder, number))))
         await self._keeping.until_committed(end)
 
     def erase(self, vhost: str, name: str) -> None:
@@ -179,10 +185,21 @@ class SharedWills:
     async def finish(self) -> None:
         """See `Wills`: who leads sees to it, and to those of a process that is gone."""
 
+    def kept(self) -> list[tuple[str, str, int]]:
+        """By virtual host and name, with the connection's number."""
+        return [(vhost, name, number) for (vhost, name), (number, _) in self._kept.items()]
+
+    def are_lost(self, wills: Sequence[tuple[str, str, int]]) -> None:
+        """These, among `kept`, were published: who still has one is told."""
+        for vhost, name, number in wills:
+            there, lost = self._kept.get((vhost, name), (0, None))
+            if there == number and lost is not None:
+                lost()
+
     def _say_of_kept(self, vhost: str, what: str, name: str, *more: object) -> None:
-        number = self._kept.pop((vhost, name), None)
-        if number is not None:
-            self._say(vhost, what, name, (*self._holder, number), *more)
+        kept = self._kept.pop((vhost, name), None)
+        if kept is not None:
+            self._say(vhost, what, name, (*self.holder, kept[0]), *more)
 
     def _say(self, vhost: str, *fields: object) -> int:
         return order(self._keeping.stream, fields, kind=WILL, about=vhost)
@@ -206,6 +223,7 @@ class Keeping:
         self._next_round: trio.Event | None = None
         """The same of who is asked then."""
         engine.spawn(self._watch)
+        engine.spawn(self._look_after_wills)
 
     def _read(self, store: KeyedStore) -> LedKeeping:
         return LedKeeping(self._broker, self, store, max(self._grace_until_ms - self._broker.clock.now_ms(), 0))
@@ -249,6 +267,42 @@ class Keeping:
                 if there is not None and look % _TIDY_LOOKS == 0:
                     led.wills.forget_processes(there)
                 self._broker.end_turn()
+
+    async def _look_after_wills(self) -> None:
+        """See rule 5."""
+        members, asked_in = self._engine.cluster.members, 0
+        while True:
+            await trio.sleep(_LOOK_S)
+            epoch = members.epoch
+            if not epoch or epoch == asked_in:
+                continue
+            try:
+                await self.ask_for_wills()
+                asked_in = epoch
+            except BrokerError as error:
+                logger.debug("whether clients' wills were published is not known yet: %s", error)
+
+    async def ask_for_wills(self) -> None:
+        """See rule 5. Raises StorageUnavailable."""
+        kept = self.wills.kept()
+        if kept and self.stream.kept:
+            await self.until_committed(self.stream.next_position)
+        for start in range(0, len(kept), _WILLS_AT_ONCE):
+            asked = kept[start : start + _WILLS_AT_ONCE]
+            wills = [(name_of(vhost), name_of(name), number) for vhost, name, number in asked]
+            question = AskWills(*self.wills.holder, wills)
+            try:
+                numbers = set(_numbers.decode(await self._ask(question)))
+            except LedHere:
+                numbers = set(await self.lost_wills_here(question))
+            self.wills.are_lost([one for one in asked if one[2] in numbers])
+            self._broker.end_turn()
+
+    async def lost_wills_here(self, question: AskWills) -> list[int]:
+        """See `LedWills.lost`; raises StorageUnavailable where it is not led here."""
+        led = await self._led_here()
+        wills = [(text(vhost), text(name), number) for vhost, name, number in question.wills]
+        return led.wills.lost((question.broker, question.process), wills)
 
     async def until_committed(self, end: int) -> None:
         """Return when the stream has got so far. Raises StorageUnavailable."""

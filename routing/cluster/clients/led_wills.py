@@ -3,8 +3,9 @@
 1. What brokers say of their clients' wills comes in order, and may come again after a change of leader: with each
    change stands how far a process had got (`positions`), in the same batch, so that none is made twice.
 2. A will has a holder: the connection that has it. What another connection says of it means nothing. When the holder's
-   process is gone, so is the owner: his will is published after its delay, unless he comes back to any broker before;
-   and not within `grace_ms` after the start of this process, when all brokers may have been gone.
+   process is gone, so is the owner: his will is published after its delay, unless he comes back to any broker before,
+   or the process does, which stood still or was cut off for a while, and has him still; and not within `grace_ms` after
+   the start of this process, when all brokers may have been gone.
 3. What is decided is published under numbers (`Slab.once`) of this leadership's own: homes take it once, though another
    leader publishes it again. They are released when nobody does that any more. Queues that end with their broker know
    it by its title (`publishing/named.py`).
@@ -42,6 +43,8 @@ class LedWills(Wills):
         self._keeping = keeping
         self._holders: dict[tuple[int, int], set[bytes]] = {}
         """Wills whose owners are there, by broker and process."""
+        self._gone: dict[tuple[int, int], set[bytes]] = {}
+        """Wills that wait, or did, as their owners' processes are not there."""
         self._publisher = _PUBLISHERS | store.log.leader_epoch % 0xFFFF + 1
         self._positions = {
             int.from_bytes(key[len(_POSITION) :], "big"): int.from_bytes(value, "big")
@@ -128,14 +131,45 @@ class LedWills(Wills):
     def look(self, is_gone: Callable[[int, int], bool], grace_until_ms: int) -> None:
         """See whose brokers are gone."""
         now_ms = self._broker.clock.now_ms()
+        for holder, keys in list(self._gone.items()):
+            if not is_gone(*holder):
+                self._there_again(holder)
+            elif not any(key in self._waiting for key in keys):
+                del self._gone[holder]
         for holder in [one for one in self._holders if is_gone(*one)]:
-            for key in self._holders.pop(holder):
+            keys = self._holders.pop(holder)
+            self._gone.setdefault(holder, set()).update(keys)
+            for key in keys:
                 value = self._store.get(key)
                 if value is None:
                     continue
                 due_ms = max(now_ms + Will(*unpack(value)).delay_ms, grace_until_ms)
                 self._of_before.add(key)
                 self._wait(key, due_ms)
+
+    def _there_again(self, holder: tuple[int, int]) -> None:
+        """A process that was gone is not: what waits for its sake waits no more."""
+        for key in self._gone.pop(holder, ()):
+            value = self._store.get(key)
+            if value is None or key not in self._of_before or _process_of(Will(*unpack(value))) != holder:
+                continue
+            self._of_before.discard(key)
+            timer = self._waiting.pop(key, None)
+            if timer is not None:
+                timer.cancel()
+            self._holders.setdefault(holder, set()).add(key)
+
+    def lost(self, holder: tuple[int, int], wills: Sequence[tuple[str, str, int]]) -> list[int]:
+        """A process is there (again), and has clients with these wills, by virtual host, name and the connection's
+        number: the numbers of those that were published, or given up, meanwhile.
+        """
+        self._there_again(holder)
+        found = []
+        for vhost, name, number in wills:
+            value = self._store.get(key_of(vhost, name))
+            if value is None or tuple(Will(*unpack(value)).holder) != (*holder, number):
+                found.append(number)
+        return found
 
     def forget_processes(self, there: Sequence[int]) -> None:
         """Only these say anything yet; but one that was away for its lease may go on with what it said before."""

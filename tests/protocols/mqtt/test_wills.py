@@ -134,3 +134,15 @@ async def test_one_who_was_taken_over_before_his_will_was_kept_has_none() -> Non
         await clients[-1].expect(b"\x20\2\0\0")
         assert [client.closed for client in clients] == [True, True, False]
         assert not [key for key, _ in broker.retained._store.items()]
+
+
+async def test_whose_will_was_published_all_the_same_is_not_connected_any_more(world: World) -> None:
+    """His broker was taken for gone: he would have no will any more."""
+    client = world.open()
+    await client.send(connect_5("mortal", flags=6, rest=b"\0" + text("w") + text("gone")))
+    client.take()
+    client.adapter._will._lost()
+    assert client.closed
+    ((head, body),) = packets(client.take())
+    assert head == 0xE0
+    assert body[0] == 0x83

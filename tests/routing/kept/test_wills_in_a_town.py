@@ -1,12 +1,19 @@
-"""A will that two leaders of its log publish, the second because it cannot know that the first did."""
+"""A will that two leaders of its log publish, the second because it cannot know that the first did.
+
+And wills of clients whose broker was taken for gone, and is there.
+"""
 
 from __future__ import annotations
 
 import gc
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 from weakref import ref
 
 import trio
 
+from routing.cluster.clients.asked import answer
 from routing.cluster.metadata.log_names import RETAINED, log_of_kind
 from routing.kept.wills import Decision, _Publisher
 from routing.message import Slab
@@ -100,3 +107,37 @@ async def test_who_publishes_them_is_forgotten_when_another_broker_leads_their_l
         await until(lambda: one.leader_of(log)[0] not in (None, leader.me))
         assert len(leader.broker.sessions) == sessions
         await until(lambda: gc.collect() >= 0 and forgotten() is None)
+
+
+async def test_a_broker_that_was_taken_for_gone_is_told_which_wills_were_published() -> None:
+    """A client that stayed connected to it was announced dead, and nobody was told any more when it died."""
+    async with mesh(serve_each_other=True, will_grace_ms=0) as brokers:
+        members = brokers.members.values()
+        one, log = next(iter(members)).part, log_of_kind(RETAINED, 0)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in members))
+        leader = brokers.members[one.leader_of(log)[0]]
+        await until(lambda: leader.broker.keeping is not None and leader.broker.keeping.led is not None)
+        keeping = leader.broker.keeping
+        assert keeping is not None
+        assert keeping.led is not None
+        for away in members:
+            assert away.broker.engine is not None
+            link: Any = SimpleNamespace(ask=partial(answer, leader.broker))
+            away.broker.engine.coordinator_links[leader.me] = link
+            lost: list[str] = []
+            wills, names = away.broker.wills, [f"{away.me} at once", f"{away.me} later", f"{away.me} not there"]
+            for name, delay_ms in zip(names, (0, 60_000, 0), strict=True):
+                kept = will()._replace(delay_ms=delay_ms)
+                await wills.keep("/", name, kept, lambda lost=lost, name=name: lost.append(name))  # type: ignore[misc]
+            keeping.led.wills.look(lambda broker, _, me=away.me: broker == me, 0)  # type: ignore[misc]
+            wills.erase("/", names[2])
+            assert len(keeping.led.wills._waiting) == 3
+            await until(lambda led=keeping.led: len(led.wills._waiting) == 1)
+            if away is leader:
+                await keeping.ask_for_wills()
+            else:
+                await leader.one.store.revoke(away.one.store.lease_id)
+            await until(lambda lost=lost: lost)
+            assert lost == [names[0]]
+            await until(lambda led=keeping.led: not led.wills._waiting)
+            wills.erase("/", names[1])

@@ -13,7 +13,7 @@ from core_log.memory_files import MemoryFiles
 from routing.broker import open_broker
 from routing.cluster.clients import led_wills
 from routing.cluster.clients.led_wills import LedWills
-from routing.kept.wills import Will
+from routing.kept.wills import Will, key_of
 from tests.routing.harness import PERSISTENT, passing
 
 PROCESS = 7
@@ -94,4 +94,36 @@ async def test_what_the_log_refuses_means_the_same_when_it_is_said_again(delay_m
         assert len(wills._open) == 1
         assert not wills._waiting
         assert not wills._holders
+        keeping.is_over = True
+
+
+async def test_the_will_of_who_is_there_after_all_does_not_wait_any_more(clock: MockClock) -> None:
+    """His broker had stood still, or was cut off: it was published though that was back in time, with the client."""
+
+    async def committed() -> None:
+        await broker.retained.log.wait_committed(broker.retained.log.log_end_offset)
+
+    async with open_broker(MemoryFiles()) as broker:
+        keeping: Any = SimpleNamespace(retained=broker.retained, is_over=False, may_write=True, committed=committed)
+        wills = LedWills(broker, broker.retained._store, cast("Any", keeping), 0)
+        tag, delays_ms = PERSISTENT.log_tag, (0, 5000, 5000)
+        for number, delay_ms in enumerate(delays_ms):
+            kept = Will("guest", "amq.topic", f"t{number}", tag, tag, b"gone", None, delay_ms, 0, (2, PROCESS, number))
+            wills.take(PROCESS, number, "/", ("keep", f"device-{number}", tuple(kept)))
+        wills.look(lambda *_: True, 0)
+        await passing(clock, 1)
+        wills.take(PROCESS, 3, "/", ("send", "device-2", (2, PROCESS, 2), 5000))
+        wills.look(lambda *_: False, 0)
+        asked = [("/", f"device-{number}", number) for number in range(len(delays_ms))]
+        assert wills.lost((2, PROCESS), asked) == [0]
+        await passing(clock, 10)
+        assert [broker.retained.get("/", f"t{number}") is not None for number in range(3)] == [True, False, True]
+        assert wills._holders == {(2, PROCESS): {key_of("/", "device-1")}}
+        assert not wills._gone
+        wills.look(lambda *_: True, 0)
+        await passing(clock, 6)
+        assert broker.retained.get("/", "t1") is not None
+        wills.look(lambda *_: True, 0)
+        assert not wills._gone
+        assert wills.lost((2, PROCESS), asked) == [0, 1, 2]
         keeping.is_over = True
