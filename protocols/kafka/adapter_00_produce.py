@@ -219,7 +219,8 @@ async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tup
         batches = await door.broker.delayed.park(partition, headers, batches)
         if door.led(topic, asked.index) is not partition:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was made anew meanwhile")
-    if once and (topic, asked.index) in door.refusals:
+    again = (topic, asked.index) in door.refusals
+    if once and again and not door.refusals.begins_again(topic, asked.index, headers[0].base_sequence):
         await partition.require_known(headers[0])
     if transactional:
         check = _membership(door, partition, headers, request.transactional_id)

@@ -80,11 +80,50 @@ async def test_who_has_given_up_what_was_refused_is_told_so() -> None:
         short_of_memory(broker, True)
         assert await answers(peer, 1) == [ErrorCode.KAFKA_STORAGE_ERROR]
         short_of_memory(broker, False)
-        assert await answers(peer, 2, 2, 2, 2, 2, 2) == [AGAIN] * 4 + [ORDER] * 2
+        assert await answers(peer, 2, 2, 2, 2, 2, 2, 2) == [AGAIN] * 5 + [ORDER] * 2
         short_of_memory(broker, True)
         assert await answers(peer, 5, producer_id=8) == [ErrorCode.KAFKA_STORAGE_ERROR]
         short_of_memory(broker, False)
-        assert await answers(peer, 5, 5, 5, 5, 5, producer_id=8) == [AGAIN] * 4 + [NONE], "one that was forgotten"
+        assert await answers(peer, 6, 7, 8, 9, 10, 11, producer_id=8) == [AGAIN] * 5 + [NONE], "one that was forgotten"
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+@pytest.mark.parametrize("version", [7, 9])
+async def test_a_topic_that_is_made_anew_takes_first_what_was_refused_first(behind: int, version: int) -> None:
+    async with kafka_broker(auto_create_topics=False) as broker:
+        await broker.create_topic(TOPIC)
+        peer = Peer(broker)
+        assert await answers(peer, 0, 1, 2, version=version) == [NONE] * 3
+        await broker.delete_topic(TOPIC)
+        assert await answers(peer, 3, version=version) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        await broker.create_topic(TOPIC)
+        assert await answers(peer, *range(4, 4 + behind), version=version) == [AGAIN] * behind
+        again = await answers(peer, 3, 4, 3, 4, 5, 6, version=version)
+        assert again == ([NONE] * 6 if behind else [AGAIN, AGAIN] + [NONE] * 4)
+        assert await values(peer) == [b"3", b"4", b"5", b"6"]
+
+
+async def test_a_partition_that_is_not_known_yet_takes_first_what_was_refused_first() -> None:
+    async with kafka_broker(auto_create_topics=False) as broker:
+        peer = Peer(broker)
+        assert await answers(peer, 0, 1) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
+        await broker.create_topic(TOPIC)
+        assert await answers(peer, 2, 0, 1, 2) == [AGAIN, NONE, NONE, NONE]
+        assert await values(peer) == [b"0", b"1", b"2"]
+
+
+async def test_all_that_may_be_on_the_way_was_refused_by_a_topic_that_is_made_anew() -> None:
+    async with kafka_broker(auto_create_topics=False) as broker:
+        await broker.create_topic(TOPIC)
+        peer = Peer(broker)
+        assert await answers(peer, 0) == [NONE]
+        await broker.delete_topic(TOPIC)
+        five = range(1, 6)
+        assert await answers(peer, *five) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 5
+        await broker.create_topic(TOPIC)
+        assert await answers(peer, *five) == [AGAIN] * 5
+        assert await answers(peer, *five) == [NONE] * 5
+        assert await values(peer) == [b"%d" % number for number in five]
 
 
 async def test_what_is_refused_for_good_is_missing_for_good() -> None:
