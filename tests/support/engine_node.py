@@ -59,6 +59,7 @@ class StaticCluster:
         self.members = SimpleNamespace(
             meta=SimpleNamespace(homes=homes, offsets=1, transactions=0, retained=0),
             broker_id=broker_id,
+            epoch=0,
             brokers={},
             listeners=[],
         )
