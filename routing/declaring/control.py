@@ -407,13 +407,19 @@ class Control:
             return held
         queue = topology.vhost(vhost).queues.get(name)
         if queue is not None:
+            asks, led_otherwise = if_unused or if_empty, False
             try:
                 await queue.refresh()
-            except (NotFound, LedHere):
-                pass  # it went meanwhile, or is this broker's now
+                led_otherwise = asks and not queue.elsewhere and not await is_served(queue)
+            except NotFound:
+                pass  # it went meanwhile
+            except LedHere:
+                led_otherwise = asks
             except StorageUnavailable:
-                if if_unused or if_empty:
+                if asks:
                     raise
+            if led_otherwise:
+                return await self.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=owner, vhost=vhost)
         plan = await topology.change(
             lambda: plans.delete_queue(topology.vhost(vhost), name, if_unused=if_unused, if_empty=if_empty, owner=owner)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 import trio
@@ -10,6 +11,7 @@ import trio
 from core_log.replication.moves import asked
 from core_log.replication.state import encode, log_key
 from routing.cluster.clients.streams import Slabs
+from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Numbered, Slab
 from routing.queues.homes.home import for_others
 from routing.session import Outcome
@@ -142,6 +144,37 @@ async def test_nobody_counts_or_purges_what_another_broker_may_lead(asked: int) 
         one.part._clock = clock
         await until(lambda: len(found) == 2)
         assert found == [3, 3]
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+async def test_whether_a_queue_is_empty_or_unused_is_not_refused_where_its_count_would_be_waited_for(
+    asked: int,
+) -> None:
+    """Who deleted it so while its leader was not certain, or had just become it, had his connection closed."""
+    async with mesh(serve_each_other=True) as brokers, trio.open_nursery() as nursery:
+        one, broker = brokers.members[1], brokers.members[asked].broker
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        for name in ("full", "unused"):
+            await one.queue(name)
+            await one.client().publish_safely(name, *range(3))
+        await until(lambda: "unused" in broker.topology.queues)
+        clock = one.part._clock
+        one.part._clock = lambda: trio.current_time() + 60
+        found: list[int | type[Exception]] = []
+
+        async def delete(**conditions: Any) -> None:
+            try:
+                found.append(await broker.delete_queue(**conditions))
+            except BrokerError as error:
+                found.append(type(error))
+
+        nursery.start_soon(lambda: delete(name="full", if_empty=True))
+        nursery.start_soon(lambda: delete(name="unused", if_unused=True))
+        await trio.sleep(0.05)
+        assert not found
+        one.part._clock = clock
+        await until(lambda: len(found) == 2)
+        assert set(found) == {PreconditionFailed, 3}
 
 
 async def test_what_is_said_again_and_cut_off_comes_before_what_was_published_behind_it() -> None:

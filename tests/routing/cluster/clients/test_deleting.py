@@ -31,6 +31,21 @@ async def test_a_queue_that_goes_while_its_leader_is_asked_is_gone(
         assert "q" not in other.topology.queues
 
 
+@pytest.mark.parametrize("if_empty", [False, True])
+async def test_a_queue_that_is_led_here_by_the_time_its_leader_is_found_is_deleted(if_empty: bool) -> None:
+    async with town_of(1, 2, stripes=1) as town, trio.open_nursery() as nursery:
+        one, two = (town.nodes[number].broker for number in (1, 2))
+        await one.declare_queue("q", durable=True)
+        town.lead(0, None)
+        nursery.start_soon(lambda: two.delete_queue("q", if_empty=if_empty))
+        await trio.sleep(0.01)
+        assert "q" in two.topology.queues
+        town.lead(0, 2)
+        with trio.fail_after(5):
+            while "q" in two.topology.queues:
+                await trio.sleep(0.001)
+
+
 async def test_a_queue_that_ends_with_another_broker_and_goes_while_that_is_asked_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
