@@ -369,15 +369,15 @@ class NativeAdapter:
             self._pending[pending] = None
 
     async def _append(self, entry: wire.ProduceEntry, request: wire.Produce) -> tuple[PartitionLog, int, int]:
-        """The log, where the batch begins in it and where it ends. Only idempotent producers' may have to wait."""
+        """The log, where the batch begins in it and where it ends. Batches of idempotent producers may have to wait,
+        and those of topics whose records wait for their time or turn.
+        """
         partition = self._led(entry.topic, entry.partition, entry.leader_epoch, "write")
         if partition.leadership is not None:
             short = partition.leadership.shortage()
             if short is not None and (request.acks == wire.ACKS_ALL or isinstance(short, errors.NotLeader)):
                 raise short
-        refused_round = self._refused_rounds.get((entry.topic, entry.partition), -1)
-        if entry.round <= refused_round:
-            raise Refused(ErrorCode.OUT_OF_ORDER)
+        self._check_round(entry)
         header = validate(entry.batch)
         if header.is_control:
             raise Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
@@ -385,10 +385,20 @@ class NativeAdapter:
         if header.is_transactional:
             check = membership(self._broker, self._grants, partition, header, request.transactional_id)
             return partition.log, *await partition.append_once([header], [batch], check)
+        if partition.log.config.delays or partition.log.config.priority_group:
+            (batch,) = await self._broker.delayed.park(partition, [header], [batch])
+            if self._led(entry.topic, entry.partition, entry.leader_epoch, "write") is not partition:
+                raise Refused(ErrorCode.UNKNOWN_TOPIC, f"topic {entry.topic!r} was made anew meanwhile")
+            self._check_round(entry)
         if header.producer_id >= 0 or partition.known is not None:
             return partition.log, *await partition.append_once([header], [batch])
         base_offset = partition.append(batch)
         return partition.log, base_offset, partition.log.log_end_offset
+
+    def _check_round(self, entry: wire.ProduceEntry) -> None:
+        """Raises Refused."""
+        if entry.round <= self._refused_rounds.get((entry.topic, entry.partition), -1):
+            raise Refused(ErrorCode.OUT_OF_ORDER)
 
     def refused(self, entry: wire.ProduceEntry, error: WireError) -> None:
         """Keep later batches of the partition out until the producer has seen this; rule 3."""
