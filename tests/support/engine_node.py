@@ -45,6 +45,7 @@ class _Revisions:
 
 
 class _Elections:
+    decides = False
     logs: Mapping[str, Any] = {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from protocols.amqp import methods
@@ -230,9 +230,9 @@ def describe(method: Method, channel: int) -> str:
         reply_text = _LINE_BREAK.sub("", method.reply_text)
         return _GENERATED.sub(r"amq.\1-*", f"{method.NAME} {method.reply_code} {reply_text} ({where})")
     shown = []
-    for item in fields(method):  # type: ignore[arg-type]
-        value = getattr(method, item.name)
-        if value and not item.name.startswith(("reserved", "ticket", "server_properties")):
-            shown.append(f"{item.name}={value!r}")
+    for argument in method.__struct_fields__:
+        value = getattr(method, argument)
+        if value and not argument.startswith(("reserved", "ticket", "server_properties")):
+            shown.append(f"{argument}={value!r}")
     text = " ".join([method.NAME, *shown])
     return _GENERATED.sub(r"amq.\1-*", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -202,8 +203,8 @@ async def test_a_session_that_is_to_end_with_this_connection_does_not_end_before
     await sender.send(publish_5("t", b"x", qos=1))
     keep = world.broker.wills.keep
 
-    async def slowly(vhost: str, name: str, will: Will) -> None:
-        await keep(vhost, name, will)
+    async def slowly(vhost: str, name: str, will: Will, lost: Callable[[], None]) -> None:
+        await keep(vhost, name, will, lost)
         await later(clock, 1)
 
     monkeypatch.setattr(world.broker.wills, "keep", slowly)
