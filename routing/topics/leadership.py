@@ -66,6 +66,11 @@ class Forward(Protocol):
     async def read(self, offset: int, before: int, size_bytes: int) -> list[BytesLike]:
         """Whole batches that it has from `offset` on, below `before`. Raises CorruptBatch, StorageUnavailable."""
 
+    async def committed(self, offset: int) -> int:
+        """Have it sync what comes until readers may see what is before `offset`; how far they may see then. Raises
+        StorageUnavailable, also when nothing comes for a while.
+        """
+
     @property
     def ends(self) -> Callable[[], Awaitable[tuple[int, int]]]:
         """Where it begins, and how far it is committed. Raises StorageUnavailable."""

@@ -8,6 +8,8 @@
    is damaged is said once. Of a replica whoever leads it is asked for what cannot be read here; what he
    cannot read either is lost, and readers are told where it goes on.
 4. Whoever reads is told when there may be more (`listeners`), and when what it has asked the disk for is there.
+5. What nobody waits for is synced when a reader waits for it. Whoever leads a log knows his own readers: where what a
+   replica has got is not committed soon, he is told that there are readers here, until nothing comes for a while.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ logger = logging.getLogger(__name__)
 _READ_SHARE = 8
 """Of a consumer's share of the cache this part is read at once: messages take several times their bytes there."""
 _READ_BYTES_MIN = 16 << 10
+
+_COMMITTED_WITHIN_S = 0.05
+"""What somebody waits for is committed by then, as a rule."""
 
 Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
 Done = Callable[[Damaged | None], None]
@@ -98,6 +103,7 @@ class PartitionReader:
         self._damaged: set[int] = set()
         """Where this broker's log cannot be read, which was said."""
         self._waiting = 0
+        self._is_asking = False
         self._closed = False
         self.log.listeners.append(self._log_advanced)
         partition.taken.append(self._log_taken)
@@ -144,6 +150,26 @@ class PartitionReader:
         """So many more (or less) wait at the end: what comes is synced, whoever appended it."""
         self._waiting += count
         self.log.reader_waits(count)
+        self._look_at_end()
+
+    def _look_at_end(self) -> None:
+        """Rule 5."""
+        log, is_led_elsewhere = self.log, self.partition.forward is not None and self.partition.is_here
+        if self._waiting > 0 and is_led_elsewhere and log.high_watermark < log.log_end_offset and not self._is_asking:
+            self._is_asking = True
+            self._host.spawn(self._have_committed, log)
+
+    async def _have_committed(self, log: PartitionLog) -> None:
+        wanted = log.log_end_offset
+        await trio.sleep(_COMMITTED_WITHIN_S)
+        with suppress(StorageUnavailable, CorruptBatch):
+            while self._waiting > 0 and log is self.log and log.high_watermark < wanted:
+                forward = self.partition.forward
+                if forward is None:
+                    break
+                wanted = max(await forward.committed(wanted), log.log_end_offset) + 1
+        self._is_asking = False
+        self._look_at_end()
 
     def leave(self, listener: Callable[[], None]) -> None:
         """`listener` is not told any more; the last who leaves ends the reader."""
@@ -175,6 +201,7 @@ class PartitionReader:
         before.reader_waits(-self._waiting)
         log.reader_waits(self._waiting)
         self._tell()
+        self._look_at_end()
 
     def _log_advanced(self, log: PartitionLog) -> None:
         if log is not self.log:
@@ -182,6 +209,7 @@ class PartitionReader:
                 self._go_on_with(log)
             return
         self._tell()
+        self._look_at_end()
 
     def _tell(self) -> None:
         for listener in tuple(self.listeners):

@@ -93,6 +93,13 @@ class LogLeaders:
         async with self._reads:
             return await self.part(log, offset, before, size_bytes, timeout_s=_TIMEOUT_S)
 
+    async def committed(self, log: str, offset: int) -> int:
+        """Wait at the leader, as a reader at its end does, for what is before an offset; how far readers there may see
+        then. Raises StorageUnavailable, also when nothing comes for a while.
+        """
+        part = await self.part(log, offset - 1, offset, 0, waits=True, timeout_s=_TIMEOUT_S)
+        return part.high_watermark
+
     async def ends(self, log: str, *, timeout_s: float) -> tuple[int, int]:
         """Where the log begins, and how far it is committed. Raises StorageUnavailable."""
         part = await self.part(log, 0, 0, 0, timeout_s=timeout_s)

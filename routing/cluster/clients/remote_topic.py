@@ -57,3 +57,7 @@ class RemoteTopicPartition:
         if not part.batches and (offset < part.log_start or part.high_watermark < before):
             raise StorageUnavailable(f"{log}: its leader has nothing at offset {offset} now")
         return part.batches
+
+    async def committed(self, offset: int) -> int:
+        """See `Forward`."""
+        return await self._leaders.committed(self._stream.name, offset)

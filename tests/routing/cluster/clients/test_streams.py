@@ -16,6 +16,7 @@ from routing.cluster.clients import remote_log
 from routing.errors import StorageUnavailable
 from routing.session import Outcome
 from routing.topics.stream import Stream
+from tests.routing.harness import TRANSIENT
 from tests.routing.topics.test_streams import STREAM, Reader
 from tests.support.home_cluster import Member, Mesh, mesh, until
 
@@ -95,6 +96,31 @@ async def test_nothing_is_missing_or_out_of_order_when_leaders_are_killed() -> N
             assert [body for body in dict.fromkeys(bodies) if int(body) >= 50] == sent[50:]
             assert [at for at, _, _ in one.got] == sorted({at for at, _, _ in one.got}), "each offset once, in order"
             assert set(expected[50:]) <= set(bodies)
+
+
+async def test_what_is_not_persistent_is_read_from_another_replica_without_waiting_for_what_comes_behind_it() -> None:
+    """Nobody waited for it at its leader, who did not sync it: it came seconds later, or with the next message."""
+    async with mesh(serve_each_other=True) as found:
+        members = found.members.values()
+        await found.members[1].broker.declare_queue("s", durable=True, arguments=STREAM)
+        await until(lambda: all("s" in one.broker.topology.vhosts["/"].streams for one in members))
+        await until(lambda: leaders(found))
+        (leader,) = leaders(found)
+        await until(lambda: len(stream_of(leader)._partition.leadership.standing.isr) == 3)  # type: ignore[union-attr]
+        publisher = leader.client()
+        publisher.publish("s", "0", properties=TRANSIENT)
+        leader.turn()
+        readers = [Reader(one) for one in members if one is not leader]
+        for at in range(1, 4):
+            for reader in readers[at - 1 : at]:
+                await reader.read("s", "first")
+            for reader in readers[:at]:
+                await until(lambda reader=reader, at=at: reader.take() or len(reader.got) == at, 3)  # type: ignore[misc]
+            publisher.publish("s", f"{at}", properties=TRANSIENT)
+            leader.turn()
+        for one in members:
+            reader_of_partition = stream_of(one)._reader
+            assert reader_of_partition._is_asking == (one is not leader)
 
 
 async def test_nothing_is_left_of_a_deleted_one_where_another_broker_has_published_to_it() -> None:
