@@ -342,7 +342,11 @@ class TopicPartition:
         StorageUnavailable.
         """
         if self.forward is not None:
-            return await self.forward.ends()
+            try:
+                return await self.forward.ends()
+            except StorageUnavailable:
+                if self.forward is not None:
+                    raise
         return self.log.log_start_offset, self.next_offset
 
     def configure(self, settings: LogConfig) -> None:

@@ -68,6 +68,10 @@ class LogLeaders:
         """Nobody has it any more: the topic is deleted."""
         return self._cluster.state_of(log) is None
 
+    def _is_here(self, log: str) -> bool:
+        """This broker leads it by now."""
+        return self._cluster.role_of(log) is not None
+
     async def part(
         self,
         log: str,
@@ -118,7 +122,7 @@ class LogLeaders:
 
     async def _ask(self, log: str, send: Send, timeout_s: float | None) -> LogPart:
         deadline_s = trio.current_time() + timeout_s if timeout_s is not None else float("inf")
-        answer = await self._questions.ask(log, send, deadline_s, gone=lambda: self.is_gone(log))
+        answer = await self._questions.ask(log, send, deadline_s, gone=lambda: self.is_gone(log) or self._is_here(log))
         if answer is None:
             raise StorageUnavailable(f"nobody who leads {log} answers")
         if answer.error is not None:

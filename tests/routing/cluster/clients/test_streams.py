@@ -123,6 +123,30 @@ async def test_what_is_not_persistent_is_read_from_another_replica_without_waiti
             assert reader_of_partition._is_asking == (one is not leader)
 
 
+async def test_where_it_ends_is_told_as_soon_as_who_asks_leads_it_himself() -> None:
+    """He waited ten seconds for another leader, and then a consumer of what comes next was refused."""
+    async with mesh(serve_each_other=True) as found, trio.open_nursery() as nursery:
+        members = found.members.values()
+        await found.members[1].broker.declare_queue("s", durable=True, arguments=STREAM)
+        await until(lambda: all("s" in one.broker.topology.vhosts["/"].streams for one in members))
+        await until(lambda: leaders(found))
+        (leader,) = leaders(found)
+        await until(lambda: len(stream_of(leader)._partition.leadership.standing.isr) == 3)  # type: ignore[union-attr]
+        await publish_safely(leader, *range(3))
+        ends: list[int] = []
+
+        async def ask(one: Member) -> None:
+            ends.append((await stream_of(one)._partition.ends())[1])
+
+        leader.cut()
+        for one in members:
+            if one is not leader:
+                nursery.start_soon(ask, one)
+        await found.kill(leader.me)
+        await until(lambda: len(ends) == 2, 3)
+        assert ends == [3, 3]
+
+
 async def test_nothing_is_left_of_a_deleted_one_where_another_broker_has_published_to_it() -> None:
     async with mesh(serve_each_other=True) as found:
         without = await made(found)
