@@ -115,7 +115,7 @@ async def test_what_is_not_persistent_is_read_from_another_replica_without_waiti
             for reader in readers[at - 1 : at]:
                 await reader.read("s", "first")
             for reader in readers[:at]:
-                await until(lambda reader=reader, at=at: reader.take() or len(reader.got) == at, 3)  # type: ignore[misc]
+                await until(lambda reader=reader, at=at: reader.take() or len(reader.got) == at, 8)  # type: ignore[misc]
             publisher.publish("s", f"{at}", properties=TRANSIENT)
             leader.turn()
         for one in members:
@@ -143,7 +143,7 @@ async def test_where_it_ends_is_told_as_soon_as_who_asks_leads_it_himself() -> N
             if one is not leader:
                 nursery.start_soon(ask, one)
         await found.kill(leader.me)
-        await until(lambda: len(ends) == 2, 3)
+        await until(lambda: len(ends) == 2, 8)
         assert ends == [3, 3]
 
 
