@@ -38,7 +38,7 @@ def _queue(channel: Channel, name: str) -> str:
 
 
 def _leads_to(arguments: Mapping[str, Any], name: str) -> str | None:
-    """The exchange an argument names; another type is refused by whoever checks arguments."""
+    """The exchange, queue or topic an argument names; another type is refused by whoever checks arguments."""
     value = arguments.get(name)
     return value if isinstance(value, str) else None
 
@@ -63,6 +63,10 @@ def _declare_queue(grants: Grants, channel: Channel, method: methods.QueueDeclar
     if dead_letters is not None and name not in channel.session.vhost.queues:
         grants.require("read", "queue", name or _SERVER_NAMED)
         grants.require("write", "exchange", dead_letters)
+    last = _leads_to(method.arguments, "x-retry-then")
+    if last is not None and name not in channel.session.vhost.queues:
+        grants.require("read", "queue", name or _SERVER_NAMED)
+        grants.require("write", "queue", last)
     topic = _leads_to(method.arguments, "x-view-topic")
     if topic is not None and name not in channel.session.vhost.queues:
         # What is published to a view goes to the topic, by whoever may publish to queues.

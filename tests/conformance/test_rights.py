@@ -120,6 +120,23 @@ def test_names_the_broker_makes_up_need_configure_too(broker: BrokerProcess) -> 
     assert "access to queue 'amq.gen-" in refused.value.reply_text
 
 
+def test_who_leads_messages_to_a_queue_after_their_retries_may_write_it(broker: BrokerProcess) -> None:
+    with administrator(broker) as client:
+        client.administer("users.add", name="bea", password="x", tags=[])
+        client.administer("permissions.set", vhost="/", name="bea", configure="^b-", write="^b-", read="^b-[^x]")
+
+    def ladder(name: str, then: str) -> None:
+        with connect(broker, "bea") as connection:
+            connection.channel().queue_declare(name, durable=True, arguments={"x-retry": [1], "x-retry-then": then})
+
+    ladder("b-q", "b-dead")
+    ladder("b-q", "b-dead")
+    for name, then, refused in (("b-other", "x-q", "x-q"), ("b-x", "b-dead", "b-x")):
+        with pytest.raises(ChannelClosedByBroker) as closed:
+            ladder(name, then)
+        assert closed.value.reply_text == f"ACCESS_REFUSED - {QUEUE.format(refused)} refused for user 'bea'"
+
+
 def test_a_virtual_host_without_permission_is_closed(broker: BrokerProcess) -> None:
     with administrator(broker) as client:
         client.administer("users.add", name="eve", password="x")
