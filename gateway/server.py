@@ -44,6 +44,7 @@ from gateway.tls import Certificates, Terms
 from protocols.amqp.adapter import AmqpAdapter
 from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
+from protocols.peers import is_loopback
 from protocols.sansio import Adapter, Outbox
 from routing.broker import Broker, open_broker
 from routing.cluster.metadata.identity import load_identity
@@ -106,7 +107,7 @@ async def serve(config: Config, *, holds: bool = False, files: Files | None = No
                 nursery.start_soon(_watch, watched, interval_ms)
             authenticate = authenticator(broker.rights)
             _open_web_pages(listeners, broker, shell, config, authenticate, list(in_use))
-            _warn_of_what_is_missing(broker, config)
+            _warn_of_what_is_missing(broker, config, listeners)
             makers = adapter_makers(broker, config, authenticate, {one.door for one in listeners if one.answer is None})
             linked = member.link(broker, outboxes, readers, STOPPING) if member is not None else nullcontext()
             async with linked, trio.open_nursery() as clients:
@@ -240,9 +241,10 @@ def _open_web_pages(
             door.answer = pages.answer
 
 
-def _warn_of_what_is_missing(broker: Broker, config: Config) -> None:
+def _warn_of_what_is_missing(broker: Broker, config: Config, listeners: Sequence[Listener]) -> None:
     """Clients of doors that are for a virtual host are refused until somebody makes it, those without a name until
-    somebody makes the user that they are to be. Where `guest` is gone who took him away meant it so.
+    somebody makes the user that they are to be. Where `guest` is gone who took him away meant it so. Clients of other
+    machines are refused while nobody has made a user at all.
     """
     for name in ("mqtt", "native", "kafka"):
         virtual_host = getattr(config, name).virtual_host
@@ -252,6 +254,13 @@ def _warn_of_what_is_missing(broker: Broker, config: Config) -> None:
         user = getattr(config, name).anonymous_user
         if user not in ("", LOOPBACK_ONLY) and broker.rights.user(user) is None:
             log.warning("user is missing", setting=f"{name}.anonymous_user", user=user)
+    open_to_all = ("mqtt", "mqtts", *WEBSOCKET_DOORS) if config.mqtt.anonymous == "always" else ()
+    doors = [one.door for one in listeners if one.door not in open_to_all and not is_loopback(one.address)]
+    if doors and all(user.name == LOOPBACK_ONLY for user in broker.rights.users):
+        log.warning(
+            "clients of other machines need a user: `millrace users add NAME`, then `millrace permissions set`",
+            doors=", ".join(doors), user=f"`{LOOPBACK_ONLY}` may log in from this machine only",
+        )  # fmt: skip
 
 
 def adapter_makers(

@@ -69,6 +69,19 @@ async def test_a_user_that_clients_without_a_name_are_to_be_and_that_is_not_ther
         assert missing == ([] if is_there else [("mqtt.anonymous_user", "sensors")])
 
 
+async def test_who_opens_a_door_to_others_and_has_no_user_for_them_is_told_how_to_make_one(tmp_path: Path) -> None:
+    settings = config(tmp_path, amqp="0.0.0.0:0", mqtt="0.0.0.0:0")
+    open_doors = []
+    for anonymous in ("loopback", "always", "loopback"):
+        settings.mqtt = MqttConfig(anonymous=anonymous)  # type: ignore[arg-type]
+        with capture_logs() as said:
+            async with serve(settings) as server:
+                if anonymous == "always":
+                    await server.broker.rights.add_user("ada", b"secret")
+        open_doors.append([one["doors"] for one in said if "`millrace users add NAME`" in one["event"]])
+    assert open_doors == [["amqp, mqtt"], ["amqp"], []]
+
+
 async def test_stopping_ends_all_connections_and_frees_ports_and_directory(tmp_path: Path) -> None:
     settings = config(tmp_path)
     async with serve(settings) as server:
