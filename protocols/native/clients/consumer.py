@@ -466,7 +466,8 @@ class Consumer(Fetcher):
     def _made_again(self, topic: str) -> None:
         count = self._leaders.counts[topic]
         here = {key: position.offset for key, position in self._positions.items()}
-        if topic in self._whole and any(key[0] == topic and key[1] >= count for key in here):
+        divided = topic in self._whole or self._membership is not None
+        if divided and any(key[0] == topic and key[1] >= count for key in here):
             logger.warning("topic '%s' was made again, and has %d partitions now", topic, count)
             self._set_positions({key: offset for key, offset in here.items() if key[0] != topic or key[1] < count})
         super()._made_again(topic)

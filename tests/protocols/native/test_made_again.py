@@ -24,6 +24,7 @@ from protocols.native import wire
 from protocols.native.clients.leaders import Leaders
 from protocols.native.clients.link import Link
 from protocols.native.errors import ErrorCode, wire_error
+from routing.config import BrokerConfig
 from tests.protocols.native.broker import Running, native_broker
 
 QUICK = LinkConfig(metadata_max_age_ms=5)
@@ -199,6 +200,21 @@ def told(count: int, topic_id: bytes, epoch: int = 0) -> wire.MetadataReply:
     """What a broker of a cluster says of topic t."""
     partitions = [wire.PartitionMetadata(number, 1, epoch, LEADS, LEADS) for number in range(count)]
     return wire.MetadataReply(0, [(1, "a", 1), (2, "b", 1)], [("t", None, partitions)], [topic_id])
+
+
+async def test_a_member_of_a_group_commits_nothing_of_partitions_that_the_new_topic_has_not_got() -> None:
+    engine = BrokerConfig(stripes=1, group_initial_delay_ms=0)
+    async with native_broker(engine=engine) as running, Client(running.server) as client:
+        await client.create_topic("t", partitions=4)
+        await fill(running, b"old", 4)
+        async with Consumer(running.server, "g", auto_offset_reset="earliest") as consumer:
+            await consumer.subscribe("t")
+            await read(consumer, 40)
+            partitions = [wire.PartitionMetadata(number, 0, 1) for number in range(2)]
+            again = wire.MetadataReply(0, [], [("t", None, partitions)], [b"another".ljust(16)])
+            consumer._leaders._learn(again)
+            assert sorted(consumer.assignment) == [("t", 0), ("t", 1)]
+            assert (consumer.position("t", 0), consumer.position("t", 1)) == (0, 0)
 
 
 async def test_nothing_of_the_former_topic_is_known_any_more() -> None:
