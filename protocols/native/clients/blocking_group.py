@@ -98,6 +98,8 @@ class BlockingGroupConsumer:
         self._records: list[ConsumerRecord] = []
         self._next = 0
         """What of them was handed out by iterating."""
+        self._generations: dict[Partition, int] = {}
+        """Of the positions that they were read at: a topic that is made anew meanwhile has other records."""
         self._is_ours = True
         tell_when_forked(self)
 
@@ -204,17 +206,25 @@ class BlockingGroupConsumer:
 
     def _give_back(self) -> None:
         """What was not handed out yet comes again."""
-        offsets = self._not_handed_out()
-        if offsets:
-            self._call_sync(self._go_back, offsets)
+        if self._next < len(self._records):
+            self._call_sync(self._go_back)
         self._records, self._next = [], 0  # not before: who is interrupted up to here goes back again
 
-    def _go_back(self, offsets: Mapping[Partition, int]) -> None:
-        read = set(self._consumer.assignment)
-        self._consumer._seek({key: offset for key, offset in offsets.items() if key in read})
+    def _go_back(self) -> None:
+        self._consumer._seek(self._not_handed_out())
 
     def _not_handed_out(self) -> dict[Partition, int]:
-        return {(record.topic, record.partition): record.offset for record in reversed(self._records[self._next :])}
+        """Where partitions go on that are read as they were; call it in the consumer's thread."""
+        current = {key: position.generation for key, position in self._consumer._positions.items()}
+        found: dict[Partition, int] = {}
+        for record in reversed(self._records[self._next :]):
+            key = (record.topic, record.partition)
+            if current.get(key, -1) == self._generations[key]:
+                found[key] = record.offset
+        return found
+
+    def _next_offsets(self) -> dict[Partition, int]:
+        return self._consumer._next_offsets() | self._not_handed_out()
 
     # ---- records
 
@@ -228,6 +238,7 @@ class BlockingGroupConsumer:
     async def _take(self, timeout_ms: int, max_records: int = 500) -> None:
         """Have records that are still to be handed out."""
         self._records, self._next = await self._consumer.poll(timeout_ms, max_records), 0
+        self._generations = {key: position.generation for key, position in self._consumer._positions.items()}
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """All records, for ever."""
@@ -281,7 +292,7 @@ class BlockingGroupConsumer:
     def commit(self, offsets: Mapping[Partition, int] | None = None) -> None:
         """See `Consumer.commit`."""
         if offsets is None:
-            offsets = self._call_sync(self._consumer._next_offsets) | self._not_handed_out()
+            offsets = self._call_sync(self._next_offsets)
         self._call(self._consumer.commit, offsets)
 
     def committed(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, int]:
@@ -324,8 +335,12 @@ class BlockingGroupConsumer:
 
     def position(self, topic: str, partition: int) -> int:
         """See `Consumer.position`."""
-        offset = self._call_sync(self._consumer.position, topic, partition)
-        return self._not_handed_out().get((topic, partition), offset)
+
+        def found() -> int:
+            offset = self._consumer.position(topic, partition)
+            return self._not_handed_out().get((topic, partition), offset)
+
+        return self._call_sync(found)
 
     def group_metadata(self) -> GroupMetadata:
         """See `Consumer.group_metadata`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext, suppress
+from functools import partial
+from itertools import islice
 from typing import Literal
 
 import pytest
@@ -12,6 +14,7 @@ import trio.testing
 
 from millrace import (
     BlockingConsumer,
+    BlockingGroupConsumer,
     Client,
     Consumer,
     LinkConfig,
@@ -215,6 +218,30 @@ async def test_a_member_of_a_group_commits_nothing_of_partitions_that_the_new_to
             consumer._leaders._learn(again)
             assert sorted(consumer.assignment) == [("t", 0), ("t", 1)]
             assert (consumer.position("t", 0), consumer.position("t", 1)) == (0, 0)
+
+
+async def test_what_was_read_of_the_former_topic_is_no_place_in_the_new_one() -> None:
+    engine = BrokerConfig(stripes=1, group_initial_delay_ms=0)
+    async with native_broker(engine=engine) as running, Client(running.server) as client:
+        await client.create_topic("t")
+        await fill(running, b"old", 1)
+
+        def work() -> None:
+            with BlockingGroupConsumer(running.server, "g", topics="t", auto_offset_reset="earliest") as consumer:
+                assert [record.offset for record in islice(consumer, 7)] == list(range(7))
+                assert consumer.position("t", 0) == 7
+                trio.from_thread.run(client.delete_topic, "t")
+                trio.from_thread.run(client.create_topic, "t")
+                trio.from_thread.run(fill, running, b"new", 1)
+                learn = partial(consumer._consumer._leaders.partitions, create_missing=False)
+                consumer._call(learn, "t")
+                assert consumer.position("t", 0) == 0
+                consumer.commit()
+                assert consumer.committed() == {("t", 0): 0}
+                assert consumer.poll(2000)[0].value == b"new 0"
+
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(work)
 
 
 async def test_nothing_of_the_former_topic_is_known_any_more() -> None:
