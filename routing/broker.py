@@ -162,7 +162,7 @@ class Broker(Turns):
         homes = positions = None
         if cluster is not None and self.engine is not None:
             homes = [self.engine.forwarding.home(index) for index in range(cluster.members.meta.homes)]
-            positions = self.engine.keep_offsets(self.storage, lambda topic: topic in self.topology.topics)
+            positions = self.engine.keep_offsets(self.storage, self._topic_id)
         self.topology, self.offsets = self.storage.recover(host, metadata, homes, positions)
         self.clock.look_back(max((home.log.segments[-1].max_timestamp_ms for home in self.topology.led), default=0))
         self.homes = None
@@ -275,6 +275,10 @@ class Broker(Turns):
                 self.commits.forget(log, deleted=True)
         self._dirty.pop(partition, None)
         self.leased.discard(partition)
+
+    def _topic_id(self, name: str) -> bytes | None:
+        topic = self.topology.topics.get(name)
+        return None if topic is None else topic.id
 
     def _topic_gone(self, topic: Topic) -> None:
         """A topic that brokers share is deleted, by any of them: what is here of it goes. Where this broker did not see

@@ -198,7 +198,7 @@ class Storage:
         topology.recover_bindings()
         return topology, positions
 
-    def open_offsets(self, cluster: Cluster, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
+    def open_offsets(self, cluster: Cluster, topic_id: Callable[[str], bytes | None]) -> ReplicatedOffsets:
         """Group offsets that a cluster shares. Raises OSError."""
         settings = msgspec.structs.replace(_STORE, tail_cache_bytes=_REPLICA_CACHE_BYTES)
         return ReplicatedOffsets(
@@ -206,7 +206,7 @@ class Storage:
             count=cluster.members.meta.offsets,
             settings=settings,
             spawn=self._spawn,
-            topic_exists=topic_exists,
+            topic_id=topic_id,
         )
 
     def open_shared_transactions(self, cluster: Cluster) -> LedStores[KeyedStore]:

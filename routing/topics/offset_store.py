@@ -42,6 +42,8 @@ class _Entry(NamedTuple):
     at_ms: int
     """When it was committed."""
     leader_epoch: int = -1
+    topic_id: bytes = b""
+    """Of the topic, where brokers share it: one that was made anew since is another. Older versions pass it over."""
     arrival: int = 0
     """See `OffsetStore.arrival`; not stored."""
 
@@ -50,7 +52,14 @@ class _Entry(NamedTuple):
         """Without what is nobody else's."""
         return Committed(self.offset, self.note, self.leader_epoch)
 
+    def packed(self) -> bytes:
+        """What is stored of it."""
+        stored = self[:_ID_AT] if not self.topic_id else self[: _ID_AT + 1]
+        return msgpack.packb(stored)  # type: ignore[no-any-return]
 
+
+_ID_AT = 4
+"""Where it stands in an `_Entry`."""
 _GROUPS_AT_ONCE = 20
 """That forget a topic: each may have come somewhere in many partitions."""
 _arrivals = count()
@@ -69,13 +78,18 @@ class OffsetStore:
         self._groups: dict[str, dict[Partition, _Entry]] = {}
         self.pending = PendingOffsets(store)
         self._states: dict[str, dict[str, bytes]] = {}
+        self.topic_id: Callable[[str], bytes | None] = lambda name: b""
+        """That a topic has now; None: it is not there."""
+        self._read_ids: dict[bytes, bytes] = {}
         arrival = next(_arrivals)
         for key, value in store.items():
             parts = msgpack.unpackb(key)
             if len(parts) == _KEY_PARTS:
                 group, topic, partition = parts
                 offset, note, *more = msgpack.unpackb(value)
-                entry = _Entry(offset, note, *(more[:2] or [store.log.wall_clock_ms()]))._replace(arrival=arrival)
+                entry = _Entry(offset, note, *(more[:3] or [store.log.wall_clock_ms()]))
+                topic_id = self._read_ids.setdefault(entry.topic_id, entry.topic_id)
+                entry = entry._replace(topic_id=topic_id, arrival=arrival)
                 self._groups.setdefault(group, {})[topic, partition] = entry
             elif self.pending.is_key(parts):
                 self.pending.load(parts, value)
@@ -102,8 +116,9 @@ class OffsetStore:
         for place, said in offsets.items():
             before = known.get(place)
             since = before.arrival if before is not None and before.offset == said.offset else arrival
-            entries[place] = _Entry(said.offset, said.note, now_ms, said.leader_epoch, since)
-        puts = [(_key(group, place), msgpack.packb(list(entry[:-1]))) for place, entry in entries.items()]
+            topic_id = self.topic_id(place[0]) or b""
+            entries[place] = _Entry(said.offset, said.note, now_ms, said.leader_epoch, topic_id, since)
+        puts = [(_key(group, place), entry.packed()) for place, entry in entries.items()]
         self._store.put_all([*puts, *others])
         self._groups.setdefault(group, {}).update(entries)
 
@@ -252,6 +267,17 @@ class OffsetStore:
         """Where anybody has come, or will have if a transaction is committed."""
         return {topic for known in self._groups.values() for topic, _ in known} | self.pending.topics()
 
+    def forget_former(self) -> None:
+        """Of what was read when this was made, what is of topics that are not there any more, or were made anew since,
+        is forgotten: whoever kept it before may have gone without having heard of that.
+        """
+        ids = {name: self.topic_id(name) for name in self.topics()}
+        for name in [name for name, topic_id in ids.items() if topic_id is None]:
+            self.forget_topic(name)
+        former = self._read_ids.keys() - ids.values() - {b""}
+        if former:
+            self._forget_places(lambda place, entry: entry.topic_id in former)
+
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: nobody has come anywhere in it."""
         self._forget_in(name, list(self._groups))
@@ -269,7 +295,11 @@ class OffsetStore:
             await self._store.commit()
 
     def _forget_in(self, name: str, groups: Iterable[str]) -> None:
-        gone = {group: [place for place in self._groups.get(group, ()) if place[0] == name] for group in groups}
+        self._forget_places(lambda place, entry: place[0] == name, groups)
+
+    def _forget_places(self, is_gone: Callable[[Partition, _Entry], bool], groups: Iterable[str] | None = None) -> None:
+        known = {group: self._groups.get(group, {}) for group in (self._groups if groups is None else groups)}
+        gone = {group: [place for place, one in found.items() if is_gone(place, one)] for group, found in known.items()}
         self._store.put_all([(_key(group, place), None) for group, places in gone.items() for place in places])
         for group, places in gone.items():
             self._drop(group, places)

@@ -66,9 +66,9 @@ class Engine:
         """When this broker had none last."""
         self._awaits = False
 
-    def keep_offsets(self, storage: Storage, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
+    def keep_offsets(self, storage: Storage, topic_id: Callable[[str], bytes | None]) -> ReplicatedOffsets:
         """Group offsets are shared. Raises OSError."""
-        self.offsets = storage.open_offsets(self.cluster, topic_exists)
+        self.offsets = storage.open_offsets(self.cluster, topic_id)
         return self.offsets
 
     def serve(self, broker: Broker) -> None:

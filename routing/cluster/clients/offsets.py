@@ -57,14 +57,14 @@ class ReplicatedOffsets:
         count: int,
         settings: LogConfig,
         spawn: Callable[..., Any],
-        topic_exists: Callable[[str], bool],
+        topic_id: Callable[[str], bytes | None],
         patience_s: float = 5.0,
     ) -> None:
         self.forward: Forward | None = None
         self.begun: Callable[[OffsetStore, int], None] = lambda store, number: None
         """Called when the log of a number is led here and has been read."""
         self._spawn = spawn
-        self._topic_exists = topic_exists
+        self._topic_id = topic_id
         self._patience_s = patience_s
         self._coming = ComingOffsets()
         """Until it is known who leads."""
@@ -81,9 +81,8 @@ class ReplicatedOffsets:
 
     def _begun(self, store: OffsetStore) -> None:
         self.begun(store, next(part.number for part in self._stores.parts.values() if part.log is store.log))
-        for topic in store.topics():
-            if not self._topic_exists(topic):
-                store.forget_topic(topic)
+        store.topic_id = self._topic_id
+        store.forget_former()
 
     async def _led(self, group: str, *, here: bool = False) -> tuple[LedStore[OffsetStore], OffsetStore] | int:
         """The log of a group, or the broker that has it unless it is to be `here`. Raises StorageUnavailable."""

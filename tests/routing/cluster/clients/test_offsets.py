@@ -108,6 +108,45 @@ async def test_who_leads_next_forgets_what_transactions_have_in_topics_that_were
         assert store.pending.of("g", 7) == {}
 
 
+@pytest.mark.parametrize("is_anew", [True, False])
+async def test_who_leads_next_forgets_what_was_committed_in_a_topic_that_is_made_anew_meanwhile(is_anew: bool) -> None:
+    """The group read the new one from there: what is before that came to nobody."""
+    go_on = threading.Event()
+    begun: list[object] = []
+
+    def read(keyed: KeyedStore) -> OffsetStore:
+        begun.append(keyed)
+        assert go_on.wait(30)
+        return OffsetStore(keyed)
+
+    async with mesh() as brokers:
+        members = list(brokers.members.values())
+        log = offsets_log(0)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in members))
+        leader = brokers.members[members[0].part.leader_of(log)[0]]
+        offsets = leader.broker.offsets
+        assert isinstance(offsets, ReplicatedOffsets)
+        group = next(g for g in map(str, range(1000)) if offsets.log_of(g) == 0)
+        for name in ("t", "u"):
+            await leader.broker.create_topic(name)
+        await until(lambda: offsets.store_of(group) is not None)
+        await offsets.commit(group, {("t", 0): Committed(5), ("u", 0): Committed(6)})
+        next_ones = [m for m in members if m is not leader]
+        for member in next_ones:
+            member.broker.offsets._stores._read = read  # type: ignore[union-attr]
+        await leader.one.members.update(draining=True)
+        await until(lambda: begun)
+        if is_anew:
+            await leader.broker.delete_topic("t")
+            await leader.broker.create_topic("t")
+            topic_id = leader.broker.topics["t"].id
+            await until(lambda: all("t" in m.broker.topics and m.broker.topics["t"].id == topic_id for m in members))
+        go_on.set()
+        await until(lambda: any(m.broker.offsets.store_of(group) is not None for m in next_ones))  # type: ignore[union-attr]
+        (known,) = (found for m in next_ones if (found := m.broker.offsets.known(group)))
+        assert known == {("u", 0): Committed(6)} | ({} if is_anew else {("t", 0): Committed(5)})
+
+
 async def test_a_commit_that_waits_for_a_leader_commits_nothing_in_topics_that_are_deleted_meanwhile() -> None:
     """A topic of that name that was made later was read from there: what was before was passed over."""
     async with mesh() as brokers, trio.open_nursery() as nursery:
