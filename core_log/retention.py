@@ -1,6 +1,7 @@
 """What makes a log shorter at its beginning: age, size, and whoever deletes records.
 
-Segments go whole and oldest first, and never beyond the high watermark. When even the active segment is too old it is
+Segments go whole and oldest first, and never beyond the high watermark; what is due above it is synced, and goes with
+the next look. When even the active segment is too old it is
 rolled first, so that an idle log empties, too. A segment without a time, as compaction may leave one of headers alone,
 goes with the next one that is too old. Who deletes records moves the log start to any offset, also within a
 batch: readers are refused below it at once, and bytes go when a whole segment is below it.
@@ -49,6 +50,8 @@ def apply(log: PartitionLog, now_ms: int, needed_from: int | None) -> None:
         else:
             start = segments[at + 1].base_offset
         excess -= segment.size
+    if start > log.high_watermark:
+        log.request_sync()  # nobody else may ever want it: the next look finds it committed
     log.delete_prefix(start)
 
 

@@ -275,6 +275,25 @@ def test_retention(config: LogConfig, now_ms: int, segments_left: int, start: in
     assert log.append(make_batch([b"next"])) == 10
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        LogConfig(segment_bytes=350, retention_ms=-1, retention_bytes=1200),
+        LogConfig(segment_bytes=350, retention_ms=1000),
+    ],
+)
+def test_retention_has_what_nobody_waits_for_synced(config: LogConfig) -> None:
+    log = open_log(MemoryFiles(), config)
+    for i in range(10):
+        log.append(make_batch([b"x" * 100], time_ms=TIME_MS + i))
+        write(log)
+    assert log.high_watermark == 0
+    for _ in range(2):
+        log.apply_retention(TIME_MS + 1003)
+        write(log)
+    assert (len(log.segments), log.log_start_offset) == (4, 2)
+
+
 def test_damage_is_named_by_reads_and_by_verify() -> None:
     files = MemoryFiles()
     log = open_log(files, LogConfig(segment_bytes=500, tail_cache_bytes=0))
