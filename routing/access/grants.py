@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from routing.errors import AccessRefused
 from routing.name_rules import NameRule, kept_rule
+from routing.topology.parked import stands_for
 
 Access = Literal["configure", "write", "read"]
 ExchangeKind = Callable[[str, str], str | None]
@@ -88,6 +89,9 @@ class Grants:
         if found is None:
             permission = self._permission
             found = permission is not None and self._matches(getattr(permission, access), name, {})
+            behind = stands_for(name)
+            if found and behind is not None and access != "configure":
+                found = self.allows_every_key(access, behind)
             self._remember(key, found)
         return found
 

@@ -23,6 +23,7 @@ from routing.errors import BrokerError
 from routing.message import Slab
 from routing.session import Consumer, Outcome, Session
 from routing.topology.kinds import DELAYED
+from routing.topology.parked import LATER, PUBLISHED_LATER_TO
 from routing.topology.route import undelayed
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAME = "millrace.later"
-_TARGET = "amq.topic"
+NAME, _TARGET = LATER, PUBLISHED_LATER_TO
 _LOOK_S = 1.0
 _RETRY_S = 1.0
 _PREFETCH = 1000

@@ -19,6 +19,7 @@ from routing.queues.queue import Queue
 from routing.topics.topic import Topic
 from routing.topology.history import RecentHistoryMatcher
 from routing.topology.interest import BROKER, Elsewhere
+from routing.topology.parked import is_closed
 from routing.topology.route import Route, SoleRoutes, in_parts
 from routing.topology.route_cache import RouteCache
 
@@ -278,6 +279,8 @@ class Router:
                     assert vhost.others is not None
                     topics[vhost.others.targets[name]] = None
                 elif name in vhost.queues:
+                    if is_closed(name, current.name):
+                        continue
                     queue = vhost.queues[name]
                     view_of = queue.settings.view_of
                     if view_of is None:
@@ -294,6 +297,8 @@ class Router:
     def send_recent(self, slabs: Sequence[Slab], destination: Destination) -> None:
         """Give a destination that was just bound what its exchange remembers, as far as logs take it."""
         kind, name = destination
+        if kind == "queue" and is_closed(name, ""):
+            return
         for slab in slabs:
             if kind == "exchange":
                 exchange = self._vhost.exchanges[name]

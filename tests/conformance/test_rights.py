@@ -10,7 +10,7 @@ import paho.mqtt.client as paho
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError, UnroutableError
 
 from millrace import BlockingClient, BlockingProducer, MillraceError
 from tests.support import BrokerProcess, broker_process
@@ -135,6 +135,42 @@ def test_who_leads_messages_to_a_queue_after_their_retries_may_write_it(broker: 
         with pytest.raises(ChannelClosedByBroker) as closed:
             ladder(name, then)
         assert closed.value.reply_text == f"ACCESS_REFUSED - {QUEUE.format(refused)} refused for user 'bea'"
+
+
+def test_what_waits_for_its_time_is_put_there_by_the_broker_alone(broker: BrokerProcess) -> None:
+    """By a header CC a message comes to a queue with another key, which says what it is published to when it is due."""
+    with administrator(broker) as client:
+        client.create_topic("late", config={"millrace.delay.enable": "true"})
+        client.administer("users.add", name="cas", password="x", tags=[])
+        client.administer("permissions.set", vhost="/", name="cas", configure="^m", write=".*", read=".*")
+        client.administer("topic-permissions.set", vhost="/", name="cas", exchange="amq.topic", write="^m", read="^m")
+        client.administer("users.add", name="dan", password="x", tags=[])
+        client.administer("permissions.set", vhost="/", name="dan", configure="^$", write=r"^amq\.default$", read="^$")
+        with BlockingProducer(f"{HOST}:{broker.native_port}", credentials=("guest", "guest")) as producer:
+            producer.send("late", b"", headers=[("x-delay", b"3600000")]).result()
+    device, _ = mqtt(broker, "guest", "guest")
+    device.publish("$delayed/3600/far", b"", qos=1).wait_for_publish(5)
+    device.disconnect()
+    with connect(broker, "dan") as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for key, queue in (("0", "millrace.delayed.late"), ("secret.key", "millrace.later")):
+            properties = pika.BasicProperties(headers={"CC": [queue]})
+            with pytest.raises(UnroutableError):
+                channel.basic_publish("", key, b"forged", properties, mandatory=True)
+    refused: list[tuple[Callable[[BlockingChannel], Any], str]] = [
+        (lambda channel: channel.basic_publish("millrace.later", "secret.key", b""), EXCHANGE),
+        (lambda channel: channel.queue_bind("m", "millrace.later", "k"), EXCHANGE),
+        (lambda channel: channel.queue_purge("millrace.later"), QUEUE),
+    ]
+    with connect(broker, "cas") as connection:
+        connection.channel().queue_declare("m", exclusive=True)
+        for operation, what in refused:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            with pytest.raises(ChannelClosedByBroker) as closed:
+                operation(channel)
+            assert closed.value.reply_text == f"ACCESS_REFUSED - {what.format('millrace.later')} refused for user 'cas'"
 
 
 def test_a_virtual_host_without_permission_is_closed(broker: BrokerProcess) -> None:
