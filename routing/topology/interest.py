@@ -217,8 +217,8 @@ class Others:
         self._vhost = vhost
         self._send = send
         self._reaches = reaches
-        self._names: dict[str, dict[str, None]] = {}
-        """Brokers that have a queue of a name."""
+        self._names: dict[str, dict[str, Interest]] = {}
+        """Brokers that have a queue of a name, with which it is: one that went may have been made anew."""
         self._queues: dict[str, Elsewhere] = {}
         """Single queues as destinations."""
         self._by_exchange: dict[str, dict[Binding, None]] = {}
@@ -230,7 +230,7 @@ class Others:
         if target not in self.targets:
             self.targets[target] = Elsewhere(broker, self._vhost.name, self._send, self._reaches)
         if not interest.exchange:
-            self._names.setdefault(interest.pattern, {})[target] = None
+            self._names.setdefault(interest.pattern, {})[target] = interest
             self._queues.pop(interest.pattern, None)
             self._vhost.router.forget_queue(interest.pattern)
             return
@@ -246,7 +246,8 @@ class Others:
         """A broker does not want something any more."""
         if not interest.exchange:
             brokers = self._names.get(interest.pattern, {})
-            brokers.pop(str(broker), None)
+            if brokers.get(str(broker)) == interest:
+                del brokers[str(broker)]
             self._queues.pop(interest.pattern, None)
             if not brokers:
                 self._names.pop(interest.pattern, None)

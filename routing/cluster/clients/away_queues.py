@@ -87,8 +87,11 @@ class AwayQueues:
         return queue
 
     def gone(self, broker: int, interest: Interest) -> None:
-        """A broker has a queue no more."""
-        self._forget(broker, (interest.vhost, interest.pattern))
+        """A broker has a queue no more; it may have another of that name."""
+        name = (interest.vhost, interest.pattern)
+        known = self._there.get(name, {}).get(broker)
+        if known is not None and known[0] == interest:
+            self._forget(broker, name)
 
     def _forget(self, broker: int, name: tuple[str, str]) -> None:
         there = self._there.get(name, {})

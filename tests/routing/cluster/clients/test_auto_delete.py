@@ -57,3 +57,21 @@ async def test_those_who_consume_elsewhere_have_their_time_to_come_again_to_each
             while "q" in town.nodes[3].broker.topology.queues:
                 await trio.sleep(0.001)
         assert trio.current_time() >= max(changed_s + 0.1, began_s + 0.2)
+
+
+async def test_a_queue_of_another_broker_that_goes_and_is_made_anew_at_once_is_consumed_here() -> None:
+    async with town_of(1, 2, stripes=1, leader=1) as town:
+        here, there = town.nodes[1].broker, town.nodes[2].broker
+        owner = Client(town.nodes[2]).session
+        with trio.fail_after(5):
+            await there.declare_queue("q", auto_delete=True)
+            consumer = await owner.consume("q", tag="a", no_ack=True)
+            while "q" not in here.topology.vhost("/").away:
+                await trio.sleep(0.001)
+            owner.cancel(consumer)
+            await there.declare_queue("q", auto_delete=True)
+            away, made = here.topology.vhost("/").away, there.topology.queues["q"]
+            while "q" not in away or away["q"].id != made.id:
+                await trio.sleep(0.001)
+            await Client(town.nodes[1]).session.consume("q", tag="b", no_ack=True)
+        assert made.consumer_count == 1

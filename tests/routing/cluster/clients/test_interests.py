@@ -137,6 +137,24 @@ async def test_the_name_of_a_queue_leads_there() -> None:
         assert publisher.events == [("returned", ["late"], "NO_ROUTE")]
 
 
+async def test_the_name_of_a_queue_that_went_and_was_made_anew_before_that_was_told_leads_there() -> None:
+    async with two() as both:
+        broker, client = both.engines[2].broker, both.engines[2].client()
+        await broker.declare_queue("q", auto_delete=True)
+        consumer = await client.consume("q", no_ack=True)
+        both.turn()
+        client.session.cancel(consumer)
+        assert "q" not in broker.topology.queues
+        await broker.declare_queue("q", auto_delete=True)
+        await client.consume("q", no_ack=True)
+        both.turn()
+        publisher = both.engines[1].client()
+        publisher.publish("q", "m", properties=TRANSIENT, mandatory=True)
+        both.turn()
+        assert publisher.events == []
+        assert [one.body for one in client.deliveries] == ["m"]
+
+
 async def test_it_ends_with_the_last_that_wants_it() -> None:
     async with two() as both:
         clients = [await subscribed(both, 2, "amq.direct", "k") for _ in range(2)]
