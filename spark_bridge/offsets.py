@@ -44,7 +44,7 @@ class OffsetRange:
     reader: str | None = None
     """None: of a topic. Of a queue: empty for what waits in it, else for whom messages are set aside, by positions."""
     topic_id: str = ""
-    """Of the very topic that is meant, in hexadecimal; empty when it is not known."""
+    """Of the very topic, or queue, that is meant, in hexadecimal; empty when it is not known."""
 
 
 class OffsetSource(Protocol):

@@ -117,9 +117,9 @@ def read_small(
 
 def _still_there(client: BlockingClient, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
     """The ranges but for those of topics that were deleted and made again since the read was planned: what is there at
-    their offsets now is something else. Raises `DataLoss`.
+    their offsets now is something else (of queues that is seen as they are read). Raises `DataLoss`.
     """
-    names = sorted({one.topic for one in ranges if one.topic_id})
+    names = sorted({one.topic for one in ranges if one.topic_id and one.reader is None})
     now = ids_of(client, names) if names else {}
     found = []
     for one in ranges:

@@ -3,7 +3,8 @@
 1. An MQTT filter has a topic that keeps what it matches; the broker makes it when it is first asked for (the operation
    `topics.of_filter`). From there on it is a topic like any other, and so is a queue that is a stream.
 2. What waits in another queue is read in the order in which it came, under its offsets in the log behind the queue, and
-   stays there. Offsets of other queues' messages are gaps.
+   stays there. Offsets of other queues' messages are gaps. A queue that was deleted and made again may be in another
+   log: the broker says the queue's id wherever it says something of such offsets.
 3. What a query takes out of a queue is set aside for it by the broker, under positions that follow each other
    (`consuming.py`). Either kind comes as whole record batches, like a topic's.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from protocols.native.clients.blocking import BlockingClient, KnownTopic, Which
 from protocols.native.clients.records import split_batches
@@ -56,23 +58,29 @@ class QueueLog:
         self._client = client
         self._name = name
         self._vhost = vhost
-        self.topic: str | None = self._ends()[0]
+        self.topic: str | None = self._asked()["topic"]
 
-    def _ends(self) -> tuple[str | None, int]:
+    def _asked(self) -> dict[str, Any]:
         try:
-            found = self._client.look("queues.ends", name=self._name, vhost=self._vhost)
+            found: dict[str, Any] = self._client.look("queues.ends", name=self._name, vhost=self._vhost)
         except NotFound:
             where = "" if self._vhost == DEFAULT_VHOST else f" in virtual host {self._vhost!r}"
             raise OptionError(f"there is no queue {self._name!r}{where}") from None
-        return found["topic"], found["end"]
+        return found
+
+    def _queue(self) -> dict[str, Any]:
+        found = self._asked()
+        if found["topic"] is not None:
+            raise OptionError(f"the queue {self._name!r} was made again as a stream: begin to read it anew")
+        return found
 
     def topics(self, names: Sequence[str] | None = None) -> dict[str, KnownTopic]:
-        """It has one partition, and no id."""
-        return {self._name: KnownTopic([0], b"")}
+        """It has one partition; its id is empty from brokers that do not say it."""
+        return {self._name: KnownTopic([0], self._queue().get("id", "").encode())}
 
     def list_many_offsets(self, wanted: Sequence[tuple[str, int, Which]]) -> list[int | None]:
         """See `OffsetSource`; there is no looking up by time."""
-        end = self._ends()[1] if any(which == "latest" for _, _, which in wanted) else 0
+        end = self._queue()["end"] if any(which == "latest" for _, _, which in wanted) else 0
         return [end if which == "latest" else 0 for _, _, which in wanted]
 
 
@@ -92,9 +100,13 @@ def queue_batches(client: BlockingClient, one: OffsetRange, options: ReadOptions
             if options.fail_on_data_loss:
                 raise _lost(one, error) from None
             return
+        if one.topic_id and found.get("id", "").encode().hex() != one.topic_id:
+            if options.fail_on_data_loss:
+                raise _lost(one, "it was deleted and made again")
+            return
         yield from split_batches(memoryview(found["batches"]))
         at = found["next"]
 
 
-def _lost(one: OffsetRange, error: MillraceError) -> DataLoss:
-    return DataLoss(f"what was to be read of the queue {one.topic!r} is not there any more: {error}")
+def _lost(one: OffsetRange, why: MillraceError | str) -> DataLoss:
+    return DataLoss(f"what was to be read of the queue {one.topic!r} is not there any more: {why}")

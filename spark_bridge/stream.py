@@ -265,7 +265,7 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
             if end is None or end < place or topic in made_again:
                 gone = "is gone" if end is None else f"ends at {end} now"
                 if end is not None and topic in made_again:
-                    gone = "is another one now: the topic was deleted and made again"
+                    gone = "is another one now: it was deleted and made again"
                 raise DataLoss(
                     f"{topic}-{partition} was read up to {place} and {gone}; failOnDataLoss=false reads what there is"
                 )

@@ -6,6 +6,7 @@ messages as a consumer does. `queue_lag.py` has how far readers are behind.
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from routing import filter_streams, queue_lag
@@ -23,32 +24,36 @@ if TYPE_CHECKING:
 BYTES_MAX = 4 << 20
 """Most of messages that one answer has, but that one message may be larger."""
 READER_BYTES_MAX = 255
+_PROCESS = token_hex(8)
+"""Queues that end with this process have ids that are given anew by the next one."""
 READERS = ("vhost", "queue", "group", "mode", "offset", "lag", "lag_ms")
 
 
 @operation("queues.ends", tags=None)
 async def ends(broker: Broker, user: str, name: str, vhost: str = "/") -> dict[str, Any]:
-    """The topic of a stream; of a queue where the offsets of its home end that are committed, and how many messages
-    wait in it.
+    """The topic of a stream; of a queue where the offsets of its home end that are committed, how many messages wait in
+    it, and an id that no other queue ever has, also one that is made again under its name.
     """
     _may_read(broker, user, vhost, name)
     stream = broker.topology.vhost(vhost).streams.get(name)
     if stream is not None:
-        return {"topic": stream.topic.name, "end": 0, "ready": 0}
+        return {"topic": stream.topic.name, "end": 0, "ready": 0, "id": ""}
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         there: dict[str, Any] = await ask_leader(broker, queue, "queues.ends", {"name": name, "vhost": vhost})
         return there
     queue.require_led()
     end = await durable(broker, queue)
-    return {"topic": None, "end": end, "ready": queue.message_count}
+    return {"topic": None, "end": end, "ready": queue.message_count, "id": _id(queue)}
 
 
 @operation("queues.browse", tags=None)
 async def browse_queue(
     broker: Broker, user: str, name: str, offset: int, before: int, bytes_max: int = 1 << 20, vhost: str = "/"
 ) -> dict[str, Any]:
-    """Record batches of what waits in a queue between two offsets, and the offset to go on with. It stays there."""
+    """Record batches of what waits in a queue between two offsets, the offset to go on with, and the id that the queue
+    has (`queues.ends`). It stays there.
+    """
     _may_read(broker, user, vhost, name)
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
@@ -56,7 +61,7 @@ async def browse_queue(
         there: dict[str, Any] = await ask_leader(broker, queue, "queues.browse", told)
         return there
     queue.require_led()
-    return _shown(await browse(queue, max(offset, 0), before, _room(bytes_max)))
+    return _shown(await browse(queue, max(offset, 0), before, _room(bytes_max))) | {"id": _id(queue)}
 
 
 @operation("queues.reserve", tags=None)
@@ -189,6 +194,10 @@ async def topic_of_filter(broker: Broker, user: str, pattern: str, vhost: str = 
 
 def _shown(found: Read) -> dict[str, Any]:
     return {"batches": found.batches, "next": found.following}
+
+
+def _id(queue: Queue) -> str:
+    return str(queue.id) if queue.partition.durable else f"{queue.id} of {_PROCESS}"
 
 
 def _require_place(reader: str, place: int) -> None:

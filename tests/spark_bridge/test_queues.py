@@ -115,6 +115,42 @@ def test_a_stream_of_what_comes_to_a_queue(shared_broker: BrokerProcess, channel
     reader.stop()
 
 
+def test_a_queue_that_was_deleted_and_made_again_is_another_one(shared_broker: BrokerProcess, channel: Any) -> None:
+    """It may be in another log, whose offsets say nothing of the former one's."""
+    for strict in (True, False):
+        options = {} if strict else {"failOnDataLoss": "false"}
+        channel.queue_declare("remade", durable=True)
+        publish(channel, "remade", range(3))
+        reader = stream(shared_broker, queue="remade", startingOffsets="earliest", **options)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        planned = reader.partitions(start, end)
+        planned = [part for part in planned if part.value is not None]
+        channel.queue_delete("remade")
+        channel.queue_declare("remade", durable=True)
+        publish(channel, "remade", range(10, 15))
+        batch = source(shared_broker, queue="remade", **options)
+        if strict:
+            for part in planned:
+                with pytest.raises(DataLoss, match="deleted and made again"):
+                    list(batch.streamReader(schema=batch.schema()).read(part))
+            with pytest.raises(DataLoss, match="deleted and made again"):
+                bodies(reader, start, end)
+            with pytest.raises(DataLoss, match="is another one now"):
+                reader.latestOffset(end, ALL)
+        else:
+            assert bodies(reader, start, end) == []
+            again = reader.latestOffset(end, ALL)
+            assert bodies(reader, end, again) == list(range(10, 15))
+            assert reader.latestOffset(again, ALL) == again
+        channel.queue_delete("remade")
+        channel.queue_declare("remade", durable=True, arguments={"x-queue-type": "stream"})
+        with pytest.raises(OptionError, match="as a stream"):
+            reader.latestOffset(end, ALL)
+        channel.queue_delete("remade")
+        reader.stop()
+
+
 def test_a_stream_queue_is_read_as_its_topic(shared_broker: BrokerProcess, channel: Any) -> None:
     channel.queue_declare("kept", durable=True, arguments={"x-queue-type": "stream"})
     publish(channel, "kept", range(5))
