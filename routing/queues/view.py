@@ -8,8 +8,7 @@
 3. What was taken in and not written down when a process ended is taken in once more. Nobody knows then what was given
    out: whatever the topic had by the time of the start is marked as redelivered. Who leads a partition is asked how
    much that is, and until he says it all is marked. Ids leave a gap there, so that no id ever means two records.
-4. What the topic does not keep any more, or cannot be read of it, is dropped when it is its turn, counted and said in
-   the log.
+4. What the topic does not keep any more, or cannot be read of it, is dropped when it is its turn, counted and logged.
 5. What was taken in was committed. A broker that takes a view over may have to be told so: of its replica, or of one
    elsewhere. Until then these messages wait, and are not taken for gone. Where a log has lost its end for good they
    wait for what will be there in its place.
@@ -288,14 +287,26 @@ class View:
                 self._home.note_taken(Taken(self._queue.id, partition, end, self._next_id, 0))
 
     async def more(self) -> bool:
-        """Wait until the line goes on; False if there is nothing."""
+        """Wait until the line goes on; False if there is nothing, nor anything that nobody has waited for yet."""
+        is_told = False
         while not self._queue.deleted:
             if self._queue.line.count or self.take_in():
                 return True
-            if not self._reading:
+            if self._reading:
+                await self._read.wait()
+            elif is_told or not self.is_behind:
                 return False
-            await self._read.wait()
+            else:
+                is_told = True
+                await self._catch_up()
         return False
+
+    async def _catch_up(self) -> None:
+        """Wait, though not for long, for what whoever leads a partition has now."""
+        await self.refresh()
+        with trio.move_on_after(_LOOK_S):
+            while any(self._told.get(at, 0) > max(one.end, self._position(at)) for at, one in enumerate(self.sources)):
+                await self._be_told()
 
     # --- reading -----------------------------------------------------------------------
 

@@ -120,12 +120,17 @@ class PartitionReader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether readers elsewhere may have seen more than `end`."""
+        """Whether there may be more than `end`: readers elsewhere have seen it, or nobody has waited for it yet."""
         leadership = self.partition.leadership
-        return self.partition.forward is not None or (leadership is not None and leadership.unknown_end() is not None)
+        if self.partition.forward is not None or self.log.high_watermark < self.partition.next_offset:
+            return True
+        return leadership is not None and leadership.unknown_end() is not None
 
     async def told_end(self) -> int:
-        """`end` as whoever leads it knows it. Raises StorageUnavailable."""
+        """`end` as whoever leads it knows it once all that was published before is committed. Raises
+        StorageUnavailable.
+        """
+        self._host.turn()  # it is appended, or on its way
         if self.partition.forward is not None:
             return (await self.partition.forward.ends())[1]
         await self.partition.latest()

@@ -3,15 +3,19 @@
 A read that waits stands until the high watermark has passed it and the link takes something, and is the only one of its
 log; whoever asks anew takes the earlier one back. Nothing is read for a log that is not led here now. Of transactions
 only what is committed is told: the watermark that others hear of is the stable offset. Who asks for nothing but the
-ends is not told before that watermark is no lower than any leader's before.
+ends is not told before that watermark is no lower than any leader's before; and what is there by then, though nobody
+has waited for it, is committed first, if that takes no longer than `_ENDS_WITHIN_S`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+import trio
+
 from core_log.committed import committed
-from core_log.errors import CorruptBatch, LogError, OffsetOutOfRange
+from core_log.errors import CorruptBatch, LogError, LogUnavailable, OffsetOutOfRange
 from routing.cluster.clients.leader_questions import Answer, LogPart, NotLed
 from routing.errors import StorageUnavailable
 
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.clients.served import ServedLink
     from routing.cluster.clients.serving import Serving
+    from routing.topics.topic_partition import TopicPartition
+
+_ENDS_WITHIN_S = 1.0
 
 
 class LogRead(NamedTuple):
@@ -48,15 +55,18 @@ class ServedLogs:
 
     def fetch(self, wanted: LogRead, *, waits: bool) -> None:
         """Answer a read: now, or when there is something new."""
-        log = self._led(wanted)
-        if log is None:
+        partition = self._led(wanted)
+        if partition is None:
             return
+        log = partition.log
         if not waits:
             role = self._serving.role_of(wanted.log)
             if not wanted.size_bytes and role is not None and not role.watermark_is_known:
                 self._link.answer(wanted.request, Answer(NotLed()))  # it is asked again
-                return
-            self._answer(wanted, log, may_load=True)
+            elif not wanted.size_bytes and log.high_watermark < partition.next_offset:
+                self._broker.spawn(self._say_ends, wanted, log)
+            else:
+                self._answer(wanted, log, may_load=True)
             return
         self._forget(wanted.log)
         if log.stable_offset > wanted.offset and self._link.writable:
@@ -67,14 +77,22 @@ class ServedLogs:
         log.listeners.append(self._advanced)
         log.reader_waits(1)
 
-    def _led(self, wanted: LogRead) -> PartitionLog | None:
-        """The log; None: it was said that it is not led here."""
+    async def _say_ends(self, wanted: LogRead, log: PartitionLog) -> None:
+        self._broker.want_turn()  # followers are asked to sync then
+        with suppress(LogUnavailable), trio.move_on_after(_ENDS_WITHIN_S):
+            await log.wait_committed(log.log_end_offset)
+        if self._led(wanted) is not None:
+            self._say(wanted.request, log, [])
+        self._broker.end_turn()
+
+    def _led(self, wanted: LogRead) -> TopicPartition | None:
+        """The partition; None: it was said that it is not led here."""
         partition = self._serving.partition(wanted.log, wanted.leader_epoch)
         if partition is None:
             self._link.answer(wanted.request, Answer(NotLed()))
             return None
         partition.leases.used = True
-        return partition.log
+        return partition
 
     def _advanced(self, log: PartitionLog) -> None:
         name = self._by_log[log]
@@ -138,7 +156,7 @@ class ServedLogs:
         """Say where the first record at or after a time is."""
         found = self._led(LogRead(request, log, leader_epoch, 0, 0, 0))
         if found is not None:
-            self._broker.spawn(self._find_time, request, found, timestamp_ms)
+            self._broker.spawn(self._find_time, request, found.log, timestamp_ms)
 
     async def _find_time(self, request: int, log: PartitionLog, timestamp_ms: int) -> None:
         try:

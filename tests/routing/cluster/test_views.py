@@ -13,7 +13,7 @@ from routing.errors import PreconditionFailed
 from routing.queues.view_queue import ViewQueue
 from routing.session import Outcome
 from routing.topics.topic_partition import TopicPartition
-from tests.routing.harness import Client
+from tests.routing.harness import TRANSIENT, Client
 from tests.routing.queues.test_damaged_views import flip
 from tests.routing.queues.test_views import batch
 from tests.support.home_cluster import Member, Mesh, mesh, until
@@ -199,6 +199,24 @@ async def test_who_has_published_counts_and_purges_it_whatever_the_leader_of_the
         await publish(other, "fresh")
         await until(lambda: client.deliveries)
         assert client.take_bodies() == ["fresh"]
+
+
+async def test_who_has_published_gets_it_whether_or_not_anybody_has_waited_for_it() -> None:
+    async with mesh(serve_each_other=True) as found:
+        leader = await spread_view(found)
+        other = next(one for one in found.members.values() if one is not leader)
+        for asked in (leader, other):
+            for number in range(6):
+                await publish(other, f"confirmed {number}")
+                got = await asked.client().session.get("v", no_ack=True)
+                assert got is not None
+                assert got.slab.bodies[got.index] == f"confirmed {number}".encode()
+                other.client().publish(f"k{number}", f"{number}", exchange="x", properties=TRANSIENT)
+                other.turn()
+                got = await other.client().session.get("v", no_ack=True)
+                assert got is not None
+                assert got.slab.bodies[got.index] == f"{number}".encode()
+        assert await leader.client().session.get("v", no_ack=True) is None
 
 
 async def test_a_view_is_not_deleted_as_empty_when_records_have_just_been_confirmed() -> None:

@@ -15,7 +15,7 @@ from core_log.record_batch import NO_HEADERS, BatchBuilder, encode_headers, iter
 from routing.errors import InvalidArgument, NotFound, PreconditionFailed
 from routing.queues.view_queue import ViewQueue
 from routing.session import Outcome
-from tests.routing.harness import Client, Delivery, Engine, engine, killed, passing, with_headers
+from tests.routing.harness import TRANSIENT, Client, Delivery, Engine, engine, killed, passing, with_headers
 
 
 def batch(*bodies: Any, headers: bytes = NO_HEADERS, key: bytes | None = None) -> bytes:
@@ -448,6 +448,31 @@ async def test_a_get_waits_for_the_disk_and_counts_are_right() -> None:
             got = await client.session.get("v", no_ack=True)
             assert got is not None
             assert (got.message_count, got.slab.bodies[got.index]) == (left, str(29 - left).encode())
+        assert await client.session.get("v", no_ack=True) is None
+
+
+async def test_what_nobody_waits_for_is_there_for_who_gets_counts_or_purges() -> None:
+    """Not persistent, and with nobody at the end of the topic, it was not synced: it came to nobody who only asked."""
+    async with engine(MemoryFiles()) as running:
+        await topic(running, 2)
+        await view(running)
+        client = running.client()
+        for number in range(3):
+            client.publish("v", number, properties=TRANSIENT)
+            running.turn()
+            got = await client.session.get("v", no_ack=True)
+            assert got is not None
+            assert got.slab.bodies[got.index] == str(number).encode()
+        client.publish("v", "one", "two", properties=TRANSIENT)
+        assert (await running.broker.check_queue("v")).message_count == 2
+        client.publish("v", "three", properties=TRANSIENT)
+        assert await running.broker.purge_queue("v") == 3
+        client.publish("v", "four", properties=TRANSIENT)
+        with pytest.raises(PreconditionFailed):
+            await running.broker.delete_queue("v", if_empty=True)
+        got = await client.session.get("v", no_ack=True)
+        assert got is not None
+        assert got.slab.bodies[got.index] == b"four"
         assert await client.session.get("v", no_ack=True) is None
 
 

@@ -147,6 +147,34 @@ async def test_where_it_ends_is_told_as_soon_as_who_asks_leads_it_himself() -> N
         assert ends == [3, 3]
 
 
+async def test_what_nobody_has_waited_for_counts_as_there_for_who_asks_another_broker() -> None:
+    """Who wanted what comes next, at a broker that follows, got what was there before."""
+    async with mesh(serve_each_other=True) as found:
+        members = found.members.values()
+        await found.members[1].broker.declare_queue("s", durable=True, arguments=STREAM)
+        await until(lambda: all("s" in one.broker.topology.vhosts["/"].streams for one in members))
+        await until(lambda: leaders(found))
+        (leader,) = leaders(found)
+        await until(lambda: len(stream_of(leader)._partition.leadership.standing.isr) == 3)  # type: ignore[union-attr]
+        publisher = leader.client()
+        count = 0
+        for asked in (one for one in members if one is not leader):
+            publisher.publish("s", "before", properties=TRANSIENT)
+            leader.turn()
+            count += 1
+            assert (await asked.broker.check_queue("s")).message_count == count
+            publisher.publish("s", "before", properties=TRANSIENT)
+            leader.turn()
+            reader = Reader(asked)
+            await reader.read("s", "next")
+            publisher.publish("s", "next", properties=TRANSIENT)
+            leader.turn()
+            count += 2
+            await until(lambda reader=reader: reader.take() or reader.got, 3)  # type: ignore[misc]
+            assert reader.bodies == ["next"]
+            reader.session.close()
+
+
 async def test_nothing_is_left_of_a_deleted_one_where_another_broker_has_published_to_it() -> None:
     async with mesh(serve_each_other=True) as found:
         without = await made(found)
