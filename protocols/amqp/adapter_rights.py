@@ -1,7 +1,8 @@
 """Which method needs which rights: one table, asked before a method is served. The rules are RabbitMQ's.
 
 1. Existing entities may be looked up (passive declarations) by everybody; what is there already needs no rights on what
-   it leads to, only a new queue or exchange does.
+   it leads to, only a new queue or exchange does. That is asked again when it is made, as one that was there may have
+   gone meanwhile.
 2. A queue without a name yet is checked under one of those the broker makes up.
 """
 
@@ -43,15 +44,39 @@ def _leads_to(arguments: Mapping[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def require_exchange_leads(grants: Grants, method: methods.ExchangeDeclare) -> None:
+    """Raises AccessRefused if the user may not make an exchange that leads where this one does."""
+    alternate = _leads_to(method.arguments, "alternate-exchange")
+    if alternate is not None:
+        grants.require("read", "exchange", _clean(method.exchange))
+        grants.require("write", "exchange", alternate)
+
+
+def require_queue_leads(grants: Grants, method: methods.QueueDeclare) -> None:
+    """Raises AccessRefused if the user may not make a queue that leads where this one does."""
+    name = _clean(method.queue) or _SERVER_NAMED
+    dead_letters = _leads_to(method.arguments, "x-dead-letter-exchange")
+    if dead_letters is not None:
+        grants.require("read", "queue", name)
+        grants.require("write", "exchange", dead_letters)
+    last = _leads_to(method.arguments, "x-retry-then")
+    if last is not None:
+        grants.require("read", "queue", name)
+        grants.require("write", "queue", last)
+    topic = _leads_to(method.arguments, "x-view-topic")
+    if topic is not None:
+        # What is published to a view goes to the topic, by whoever may publish to queues.
+        grants.require("read", "topic", topic)
+        grants.require("write", "topic", topic)
+
+
 def _declare_exchange(grants: Grants, channel: Channel, method: methods.ExchangeDeclare) -> None:
     if method.passive or not method.exchange:
         return
     name = _clean(method.exchange)
     grants.require("configure", "exchange", name)
-    alternate = _leads_to(method.arguments, "alternate-exchange")
-    if alternate is not None and name not in channel.session.vhost.exchanges:
-        grants.require("read", "exchange", name)
-        grants.require("write", "exchange", alternate)
+    if name not in channel.session.vhost.exchanges:
+        require_exchange_leads(grants, method)
 
 
 def _declare_queue(grants: Grants, channel: Channel, method: methods.QueueDeclare) -> None:
@@ -59,19 +84,8 @@ def _declare_queue(grants: Grants, channel: Channel, method: methods.QueueDeclar
         return
     name = _clean(method.queue)
     grants.require("configure", "queue", name or _SERVER_NAMED)
-    dead_letters = _leads_to(method.arguments, "x-dead-letter-exchange")
-    if dead_letters is not None and name not in channel.session.vhost.queues:
-        grants.require("read", "queue", name or _SERVER_NAMED)
-        grants.require("write", "exchange", dead_letters)
-    last = _leads_to(method.arguments, "x-retry-then")
-    if last is not None and name not in channel.session.vhost.queues:
-        grants.require("read", "queue", name or _SERVER_NAMED)
-        grants.require("write", "queue", last)
-    topic = _leads_to(method.arguments, "x-view-topic")
-    if topic is not None and name not in channel.session.vhost.queues:
-        # What is published to a view goes to the topic, by whoever may publish to queues.
-        grants.require("read", "topic", topic)
-        grants.require("write", "topic", topic)
+    if name not in channel.session.vhost.queues:
+        require_queue_leads(grants, method)
 
 
 def _bind_queue(grants: Grants, channel: Channel, method: methods.QueueBind | methods.QueueUnbind) -> None:

@@ -7,10 +7,12 @@ passive declarations, the empty queue name, `nowait`.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 from protocols.amqp import methods
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_properties import REPLY_TO
+from protocols.amqp.adapter_rights import require_exchange_leads, require_queue_leads
 from protocols.amqp.adapter_streams import stream_arguments
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.method_codec import Method, Table
@@ -48,6 +50,7 @@ async def declare_exchange(channel: Channel, method: methods.ExchangeDeclare) ->
             internal=method.internal,
             arguments=method.arguments,
             vhost=channel.link.vhost,
+            permitted=partial(require_exchange_leads, channel.link.grants, method),
         )
     _answer(channel, method.nowait, methods.ExchangeDeclareOk())
 
@@ -99,6 +102,7 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
             arguments=arguments,
             owner=channel.link,
             vhost=channel.link.vhost,
+            permitted=partial(require_queue_leads, channel.link.grants, method),
         )
     channel.queue = info.name
     count = min(info.message_count, _COUNT_MAX)

@@ -30,6 +30,7 @@ from routing.topics.stream import Stream
 from routing.topics.stream_settings import STREAM
 from routing.topology import broker_plans, plans
 from routing.topology.binding import Binding, Destination
+from routing.topology.broker_plans import Permitted, everything
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.entries import Plan
 from routing.topology.virtual_host import VirtualHost
@@ -67,6 +68,7 @@ class _Declared(TypedDict):
     arguments: Mapping[str, Any] | None
     owner: object
     vhost: str
+    permitted: Permitted
 
 
 class Control:
@@ -150,6 +152,7 @@ class Control:
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
         vhost: str = DEFAULT_VHOST,
+        permitted: Permitted = everything,
     ) -> None:
         """Raises AccessRefused, PreconditionFailed, UnknownExchangeType, NotImplementedYet, LimitExceeded,
         StorageUnavailable.
@@ -161,6 +164,7 @@ class Control:
                 topology.vhost(vhost),
                 name,
                 kind,
+                permitted,
                 durable=durable,
                 auto_delete=auto_delete,
                 internal=internal,
@@ -188,12 +192,16 @@ class Control:
         owner: object = None,
         vhost: str = DEFAULT_VHOST,
         prefix: str = plans.GENERATED_PREFIX,
+        permitted: Permitted = everything,
     ) -> QueueInfo:
         """Without a name the queue gets one that begins with `prefix`. Raises AccessRefused, PreconditionFailed,
         ResourceLocked, NotImplementedYet, LimitExceeded, StorageUnavailable.
         """
         topology = self.topology
-        declared = _Declared(durable=durable, auto_delete=auto_delete, arguments=arguments, owner=owner, vhost=vhost)
+        declared: _Declared = {
+            "durable": durable, "auto_delete": auto_delete, "arguments": arguments, "owner": owner, "vhost": vhost,
+            "permitted": permitted,
+        }  # fmt: skip
         if self._broker.engine is not None and (there := topology.vhosts.get(vhost)) is not None:
             await self._broker.engine.interests.until_free(there, name)
         begun: Begun | None = None
@@ -212,17 +220,10 @@ class Control:
             if begun is not None and name not in found.queues:
                 require_same(found, name, arguments or {}, begun)
             return broker_plans.declare_queue(
-                topology,
-                found,
-                name,
-                durable=durable,
-                exclusive=exclusive,
-                auto_delete=auto_delete,
-                arguments=arguments or {},
-                owner=owner,
-                prefix=prefix,
+                topology, found, name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
+                arguments=arguments or {}, owner=owner, prefix=prefix, permitted=permitted,
                 start=None if begun is None else begun.offsets,
-            )
+            )  # fmt: skip
 
         try:
             plan = await topology.change(make_plan)

@@ -5,7 +5,7 @@ A broker has limits of exchanges, queues, bindings and virtual hosts; the rules 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routing.errors import AccessRefused, LimitExceeded
@@ -23,10 +23,21 @@ if TYPE_CHECKING:
     from routing.topology.topology import Topology
 
 
-def declare_exchange(topology: Topology, vhost: VirtualHost, name: str, kind: str, **declared: Any) -> Plan:
+Permitted = Callable[[], None]
+"""Raises AccessRefused if what is declared is new, and whoever declares it may not have it lead where it does."""
+
+
+def everything() -> None:
+    """See `Permitted`."""
+
+
+def declare_exchange(
+    topology: Topology, vhost: VirtualHost, name: str, kind: str, permitted: Permitted, **declared: Any
+) -> Plan:
     """`plans.declare_exchange`, and the limit. Raises LimitExceeded."""
     plan = plans.declare_exchange(vhost, name, kind, **declared, shared=topology.catalog.shared)
     if plan.entries:
+        permitted()
         there = sum(len(vhost.exchanges) - len(DEFAULT_EXCHANGES) for vhost in topology.vhosts.values())
         _require_room("exchanges", there, topology.config.exchanges_max)
     return plan
@@ -65,7 +76,7 @@ def delete_vhost(topology: Topology, name: str, *, also: Sequence[Entry] = ()) -
 def declare_queue(
     topology: Topology, vhost: VirtualHost, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
     arguments: Mapping[str, Any], owner: object, prefix: str = plans.GENERATED_PREFIX,
-    start: list[int] | None = None,
+    start: list[int] | None = None, permitted: Permitted = everything,
 ) -> Plan:  # fmt: skip
     """Make a queue; nothing to do if there is one that is the same. Without a name it gets one after `prefix`."""
     guards = [vhost_key(vhost.name)]
@@ -77,6 +88,7 @@ def declare_queue(
         if isinstance(found, Queue):
             found.rules.used()
         return Plan(guards=[*guards, queue_key(vhost.name, name)])
+    permitted()
     name = plans.new_queue_name(name, prefix)
     guards += plans.check_queue_arguments(vhost, name, arguments)
     plans.require_room_for_queue(vhost, name, topology.in_flight)
