@@ -107,6 +107,10 @@ class Rights(Users):
             self._shared[vhost, name] = grants
         return grants
 
+    def may_enter(self, name: str, vhost: str) -> bool:
+        """Whether a user has any permission in a virtual host."""
+        return self._permission(vhost, name) is not None
+
     def no_grants(self, name: str, vhost: str) -> Grants:
         """What a user may do who does not enter a virtual host: nothing there, whatever is changed."""
         return Grants(name, vhost, self._kind_of, None)
