@@ -101,11 +101,11 @@ class AmqpAdapter:
         self._login = Login(self.config, authenticate, peer, peer_certificate_name)
         self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s, self.config.busy_grace_s)
         self._channels: dict[int, Channel] = {}
-        self._released = self._parted = False
+        self._released = self._parted = self._asked = False
         self._connection = AmqpConnection(
             self.config,
             self.write,
-            lambda raw: intern(raw, self._login.user, lambda: broker.rights.is_impersonator(self._login.user)),
+            lambda raw: intern(raw, self._login.user, self._impersonates),
             server_properties=server_properties(self.config),
             mechanisms=self._login.mechanisms,
             facts_of=lambda raw: facts_of(raw, self._login.user),
@@ -134,6 +134,11 @@ class AmqpAdapter:
         """Close a channel in the middle of nothing."""
         self._fail(to_amqp_error(error, number, 0))
 
+    def _impersonates(self) -> bool:
+        """Whether the user may publish in the name of others."""
+        self._asked = True
+        return self.broker.rights.is_impersonator(self._login.user)
+
     def _resume(self) -> None:
         for channel in self._channels.values():
             channel.session.resume()
@@ -147,6 +152,9 @@ class AmqpAdapter:
             self.closed = True
             return
         self._timers.received(self._clock())
+        if self._asked:  # the user may have another tag by now
+            self._asked = False
+            self._connection.forget_properties()
         await self._take(iter(self._connection.receive_data(data)))
 
     async def _take(self, events: Iterator[Event]) -> None:

@@ -372,6 +372,12 @@ class AmqpConnection:
             raise AmqpError("CHANNEL_ERROR", explanation, method_id=method.IDENT)
         events.append(MethodReceived(0, method))
 
+    def forget_properties(self) -> None:
+        """`intern` may make something else of the same bytes now."""
+        self._properties.forget()
+        for route in self._routes.values():
+            route.layout = None
+
     def _negotiate(self, answer: methods.ConnectionTuneOk) -> None:
         """Take the peer's terms; 0 means "as offered". Raises AmqpError when it wants more than there is."""
         terms = (

@@ -128,6 +128,10 @@ class PropertiesMemo:
                 self._known[raw] = found
         return found
 
+    def forget(self) -> None:
+        """`intern` may make something else of the same bytes now."""
+        self._known.clear()
+
 
 def take_publishes(
     data: bytes, pos: int, end: int, route: Route, properties_of: Callable[[bytes], Any], body_bytes_max: int

@@ -81,6 +81,18 @@ async def test_without_bcc_the_other_bytes_stay(world: World) -> None:
     assert (found.copies, found.wants_reply_address, facts_of(raw, "guest")) == (("q",), False, None)
 
 
+async def test_the_names_of_others_are_for_impersonators_as_long_as_they_are(world: World) -> None:
+    client, raw = await world.client(), raw_of(user_id="ada")
+    for tags, refused in ((["impersonator"], False), ([], True), (["impersonator"], False)):
+        await world.broker.rights.set_tags("guest", tags)
+        await client.send(publish("nobody", b"x", raw=raw))
+        answers = client.methods()
+        assert [type(one) for one in answers] == [methods.ChannelClose] * refused
+        if refused:
+            assert answers[0].reply_code == 406
+            await client.calls(methods.ChannelCloseOk(), methods.ChannelOpen())
+
+
 @pytest.mark.parametrize("value", ["q", 5, None, {"a": 1}, True])
 def test_copies_are_lists(value: Any) -> None:
     found = intern(raw_of(headers={"BCC": value}), "guest")
