@@ -8,7 +8,7 @@ theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import WeakValueDictionary
 
@@ -185,10 +185,9 @@ class Router:
         """The route to queues that another broker has worked out. Delays count: it has seen to what may wait."""
         key = Reached(queues, (), False, True, (), once_in_ms)
         route = self._kept.get(key)
+        if exchange and once_in_ms != NO_DUPLICATES:
+            _remember(queues, exchange, once_in_ms)
         if route is None:
-            for queue in queues if exchange and once_in_ms != NO_DUPLICATES else ():
-                if once_in_ms or queue.seen is not None:
-                    queue.remember(exchange, once_in_ms)
             route = Route(list(queues), [], delayed=True, once_in_ms=once_in_ms)
             self._keep(key, route)
         return route
@@ -217,10 +216,9 @@ class Router:
             self.forget_all()
         key = reached._replace(varies=False, by_chance=False) if reached.varies else reached
         route = self._kept.get(key) or self._equal.get(key)
+        if exchange.name:
+            _remember(reached.queues, exchange.name, reached.once_in_ms)
         if route is None:
-            for queue in reached.queues if exchange.name else ():
-                if reached.once_in_ms or queue.seen is not None:
-                    queue.remember(exchange.name, reached.once_in_ms)
             route = Route(
                 list(reached.queues), list(reached.topics),
                 delayed=reached.delayed, histories=reached.histories, once_in_ms=reached.once_in_ms,
@@ -319,3 +317,12 @@ class Router:
             for route, part in parts:
                 if route.error() is None:
                     self._vhost.send(route, part)
+
+
+def _remember(queues: Iterable[Queue], exchange: str, once_in_ms: int) -> None:
+    """Have queues know for how long an exchange that leads to them asks them to remember: a route may be that of
+    several exchanges, and of one that has asked for something else meanwhile.
+    """
+    for queue in queues:
+        if once_in_ms or queue.seen is not None:
+            queue.remember(exchange, once_in_ms)

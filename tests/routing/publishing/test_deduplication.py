@@ -294,6 +294,41 @@ async def test_the_window_of_an_exchange_is_not_that_of_others_that_lead_to_the_
         assert windows == [[0], [10_000], [0], [0]]
 
 
+@pytest.mark.parametrize("anew", [False, True])
+async def test_exchanges_with_a_window_that_lead_to_the_same_queue_remember_each_for_itself(anew: bool) -> None:
+    async with engine(MemoryFiles()) as running:
+        broker, client = running.broker, running.client()
+        await running.queue("q")
+        for name in ("one", "two"):
+            await broker.declare_exchange(name, "fanout")
+            await running.bind(name, "q")
+            await broker.set_policy(name, f"^{name}$", {"deduplication-window-ms": 10_000}, apply_to="exchanges")
+            publish(client, "", name, exchange=name)
+        await broker.delete_policy("one")
+        if anew:
+            await broker.delete_exchange("one")
+            await broker.declare_exchange("one", "direct")
+            await running.bind("one", "q", "")
+        publish(client, "", "one", exchange="one")
+        publish(client, "", "two", "one", exchange="two")
+        await confirmed(running, client)
+        assert await bodies(running, "q") == ["one", "two", "one"]
+
+
+async def test_a_window_that_an_exchange_of_headers_gets_anew_counts() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker, client = running.broker, running.client()
+        await running.queue("q")
+        await running.bind("amq.headers", "q")
+        for name in ("a", "b"):
+            await broker.set_policy("once", "^amq.headers$", {"deduplication-window-ms": 10_000})
+            publish(client, "", name, name, exchange="amq.headers")
+            await broker.delete_policy("once")
+            publish(client, "", name, exchange="amq.headers")
+        await confirmed(running, client)
+        assert await bodies(running, "q") == ["a", "a", "b", "b"]
+
+
 @pytest.mark.parametrize("confirm", [False, True])
 async def test_what_a_full_queue_refuses_the_others_take_once(confirm: bool) -> None:
     """Its publisher is told and publishes it again."""
