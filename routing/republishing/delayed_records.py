@@ -33,7 +33,7 @@ from core_log.files import BytesLike
 from core_log.record_batch import BatchBuilder, Record, iterate_records
 from core_log.threads import in_thread
 from routing.commits import storage_errors
-from routing.errors import BrokerError
+from routing.errors import BrokerError, NotFound
 from routing.facts import DELAY_MS_MAX, pack
 from routing.message import NeutralProperties, Properties, Slab
 from routing.property_editors import NEUTRAL, to_neutral_raw
@@ -112,6 +112,12 @@ def _require_room(partition: TopicPartition, parked: list[Parked]) -> None:
     largest, most_bytes = max((len(one.batch) for one in parked), default=0), partition.log.config.message_bytes_max
     if largest > most_bytes:
         raise BatchTooLarge(f"a record that waits takes {largest} bytes, uncompressed; the limit is {most_bytes}")
+
+
+def _is_there(broker: Broker, partition: TopicPartition) -> bool:
+    """Whether the topic is that of this partition still, and not one that was made anew."""
+    topic = broker.topics.get(partition.topic_name)
+    return topic is not None and topic.partitions[partition.index : partition.index + 1] == [partition]
 
 
 def _delay_ms(name: str, value: bytes | None, now_ms: int) -> int:
@@ -197,7 +203,9 @@ class DelayedRecords:
             async with self._making:
                 await broker.declare_queue(name, durable=True, arguments=arguments)
         await self._work(name)
-        queue = vhost.queues[name]
+        queue = vhost.queues.get(name)
+        if queue is None or not _is_there(broker, partition):
+            raise NotFound(f"no topic '{partition.topic_name}' with what is to wait: it was deleted meanwhile")
         route = Route([queue], [], delayed=True)
         failed = route.error()
         if failed is not None:

@@ -25,8 +25,10 @@ from routing.topics.reserved_names import RESERVED
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import topic_name
 from routing.topology.binding import Binding
+from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.entries import Entry, InFlight, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
 from routing.topology.kinds import ALTERNATE, check_exchange
+from routing.topology.parked import parked_for
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost, locked
 
@@ -241,8 +243,15 @@ def require_room_for_queue(vhost: VirtualHost, name: str, in_flight: InFlight) -
 
 
 def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str, Any]) -> list[Key]:
-    """What has to be there for it: a view's topic. Raises InvalidArgument, NotImplementedYet, NotFound."""
+    """What has to be there for it: the topic of a view, or of records that wait in it. Raises InvalidArgument,
+    NotImplementedYet, NotFound.
+    """
     check_arguments(name, vhost.name, arguments)
+    parked = parked_for(name) if vhost.name == DEFAULT_VHOST else None
+    if parked is not None:  # without the topic it would be there for a later one of that name
+        if parked not in vhost.topics:
+            raise NotFound(f"no topic '{parked}', of which records would wait in queue '{name}'")
+        return [topic_key(parked)]
     kind = arguments.get("x-queue-type", "classic")
     if kind == "stream":
         raise NotImplementedYet(f"queue '{name}' in vhost '{vhost.name}' cannot become a stream")

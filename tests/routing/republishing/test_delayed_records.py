@@ -14,7 +14,7 @@ from core_log.errors import BatchTooLarge, InvalidRecord, OutOfOrderSequence, Pr
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, Compression, Record, iterate_records
-from routing.errors import StorageUnavailable
+from routing.errors import NotFound, StorageUnavailable
 from routing.republishing import parked_records
 from routing.republishing.delayed_records import divide
 from routing.topics.offset_store import Committed, Partition
@@ -143,6 +143,26 @@ async def test_nothing_waits_of_a_batch_that_is_refused_by_its_sequence_or_epoch
         assert QUEUE not in running.broker.topology.queues
         await produce(running, batch("5000", None, producer=7, sequence=1, epoch=1))
         assert running.broker.topology.queues[QUEUE].rules.delayed_count == 1
+
+
+@pytest.mark.parametrize("group", ["", "g"])
+@pytest.mark.parametrize("anew", [False, True])
+async def test_nothing_waits_for_a_topic_that_is_deleted_meanwhile(anew: bool, group: str) -> None:
+    """It would be appended to one that is made anew under its name, though its producer was told that it is lost."""
+    config = {"millrace.priority.group": group} if group else {"millrace.delay.enable": "true"}
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.create_topic("t", config=config)
+        partition, data = broker.topics["t"].partitions[0], batch("50")
+        await broker.delete_topic("t")
+        if anew:
+            await broker.create_topic("t", config=config)
+            await running.broker.delayed.park(broker.topics["t"].partitions[0], [validate(data)], [data])
+        parked, ends = set(broker.topology.vhost("/").parked), [home.next_offset for home in broker.topology.led]
+        with pytest.raises(NotFound):
+            await running.broker.delayed.park(partition, [validate(data)], [data])
+        assert broker.topology.vhost("/").parked == parked
+        assert [home.next_offset for home in broker.topology.led] == ends
 
 
 async def test_a_batch_of_which_everything_waits_leaves_its_place_and_numbers(clock: MockClock) -> None:
