@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from routing.topology.route import Route
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+    from routing.message import Slab
     from routing.topics.stream import Stream
 
 MQTT_EXCHANGE = "amq.topic"
@@ -43,13 +46,34 @@ async def topic_of_filter(broker: Broker, vhost: str, pattern: str) -> str:
     await broker.bind("queue", name, MQTT_EXCHANGE, pattern, {}, syntax="mqtt", vhost=vhost)
     topic = streams[name].topic
     route = Route([], [topic])
-    names = broker.retained.matching(vhost, pattern, "mqtt")
-    for piece in broker.retained.pieces(vhost, sorted(names), MQTT_EXCHANGE):
-        for slab in piece:
-            route.deliver(slab)
-        broker.end_turn()
-        await broker.wait_for_room()
+    try:
+        async with aclosing(_retained(broker, vhost, pattern)) as pieces:
+            async for piece in pieces:
+                for slab in piece:
+                    route.deliver(slab)
+                broker.end_turn()
+                await broker.wait_for_room()
+    except BrokerError:  # whoever asks again is to have one that begins with it
+        with suppress(BrokerError):
+            await broker.delete_queue(name, vhost=vhost)
+        raise
     return topic.name
+
+
+async def _retained(broker: Broker, vhost: str, pattern: str) -> AsyncGenerator[list[Slab], None]:
+    """What is retained now of a filter, in the order of the keys; brokers of a cluster ask who has it. Raises
+    StorageUnavailable.
+    """
+    if broker.keeping is None:
+        for piece in broker.retained.pieces(
+            vhost, sorted(broker.retained.matching(vhost, pattern, "mqtt")), MQTT_EXCHANGE
+        ):
+            yield piece
+        return
+    await broker.keeping.all_told()
+    async with aclosing(broker.keeping.pages(vhost, pattern, MQTT_EXCHANGE)) as pages:
+        async for piece in pages:
+            yield piece
 
 
 async def expire(broker: Broker) -> None:

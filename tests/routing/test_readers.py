@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,14 +340,31 @@ async def test_what_records_say_of_messages(clock: MockClock) -> None:
         assert json.loads(headers["millrace.headers-as-json"] or b"") == {"n": 1}
 
 
-async def test_the_topic_of_a_filter_begins_with_what_is_retained() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_the_topic_of_a_filter_begins_with_what_is_retained(elsewhere: bool) -> None:
+    """Also where another broker has what is retained."""
     files = MemoryFiles()
     async with engine(files) as running:
         client = running.client()
-        broker = running.broker
+        broker, retained = running.broker, running.broker.retained
         for key in ("plant.1.temp", "plant.2.temp", "plant.2.rain"):
-            broker.retained.keep("/", Slab("amq.topic", key, PERSISTENT, [key.encode()]))
+            retained.keep("/", Slab("amq.topic", key, PERSISTENT, [key.encode()]))
+        silent = ["nobody has what is retained now"]
+
+        async def pages(vhost: str, pattern: str, exchange: str) -> AsyncGenerator[list[Slab], None]:
+            if silent:
+                raise StorageUnavailable(silent.pop())
+            for piece in retained.pieces(vhost, sorted(retained.matching(vhost, pattern, "mqtt")), exchange):
+                yield piece
+
+        if elsewhere:
+            here = SimpleNamespace(matching=lambda *_: [], pieces=lambda *_: [])
+            there: Any = SimpleNamespace(all_told=trio.lowlevel.checkpoint, pages=pages, retained=here)
+            broker.keeping = there
+            with pytest.raises(StorageUnavailable):
+                await administer(broker, "guest", "topics.of_filter", {"pattern": "plant.+.temp"})
         name = await administer(broker, "guest", "topics.of_filter", {"pattern": "plant.+.temp"})
+        broker.keeping = None
         client.publish("plant.3.temp", "new", exchange="amq.topic")
         client.publish("plant.3.rain", "not", exchange="amq.topic")
         running.turn()
