@@ -59,9 +59,11 @@ class Later:
         broker.spawn(self._run)
 
     def is_ready(self, vhost: str) -> bool:
-        """There is an exchange to publish to."""
-        worker = self._workers.get(vhost)
-        return worker is not None and not worker.gone
+        """There is an exchange to publish to, and it leads to the queue: somebody may have deleted either."""
+        worker, there = self._workers.get(vhost), self._broker.topology.vhosts.get(vhost)
+        if worker is None or worker.gone or there is None:
+            return False
+        return any(one.exchange == NAME for one in there.bindings_to.get(("queue", NAME), ()))
 
     def under_way(self, home: QueuePartition) -> int:
         """How many messages that a home gave out are not known to be published."""

@@ -79,6 +79,21 @@ async def test_a_message_comes_when_it_is_due_and_to_those_who_are_there_then(wo
     assert await waiting(world.broker) == 0
 
 
+@pytest.mark.parametrize("gone", ["exchange", "binding", "queue"])
+async def test_what_is_needed_is_made_anew_when_somebody_has_deleted_it(world: World, gone: str) -> None:
+    publisher, broker = await world.client("p"), world.broker
+    await sent(publisher, publish("$delayed/5/a", b"1", qos=1, packet_id=1), count=1)
+    if gone == "exchange":
+        await broker.delete_exchange("millrace.later")
+    elif gone == "binding":
+        await broker.unbind("queue", "millrace.later", "millrace.later", "")
+    else:
+        await broker.delete_queue("millrace.later")
+    before = await waiting(broker)
+    await sent(publisher, publish("$delayed/5/a", b"2", qos=1, packet_id=1), count=1)
+    assert await waiting(broker) == before + 1
+
+
 async def test_one_that_is_to_be_retained_is_then(world: World, clock: MockClock) -> None:
     publisher = await world.client("p")
     await sent(publisher, publish("$delayed/5/a", b"x", qos=1, packet_id=1, retain=True), count=1)
