@@ -98,3 +98,13 @@ async def clear(retained: Retained, vhost: str, pattern: str, committed: Callabl
         await committed()
         await trio.lowlevel.checkpoint()
     return len(names)
+
+
+async def forget(broker: Broker, vhost: str) -> None:
+    """Keep nothing any more of a virtual host that goes; returns when that is safe. Raises StorageUnavailable."""
+    if broker.keeping is not None:
+        await broker.keeping.operate("forget", vhost)
+        return
+    broker.retained.forget(vhost)
+    with storage_errors():
+        await broker.retained.log.wait_committed(broker.retained.log.log_end_offset)

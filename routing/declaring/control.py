@@ -16,6 +16,7 @@ import trio
 
 from routing.access.grants import Grants
 from routing.administration.forwarded import ask_leader
+from routing.administration.retained import forget
 from routing.clients import Client
 from routing.cluster.metadata.log_names import home_log
 from routing.declaring.at_once import at_once
@@ -97,6 +98,7 @@ class Control:
         """
         topology = self.topology
         broker_plans.delete_vhost(topology, name)
+        await forget(self._broker, name)  # a later one of that name is not to have it, and nobody could ask again
         streams = topology.vhost(name).streams
         for stream in list(streams.values()):
             await self._topics.delete_topic(stream.topic.name)
@@ -104,11 +106,7 @@ class Control:
             await topology.change(lambda: broker_plans.delete_vhost(topology, name, also=entries))
         for stream in list(streams.values()):  # declared meanwhile
             await self._topics.delete_topic(stream.topic.name)
-        keeping = self._broker.keeping
-        if keeping is None:
-            self._broker.retained.forget(name)
-        else:
-            await keeping.operate("forget", name)
+        await forget(self._broker, name)  # kept meanwhile
 
     def connect(
         self, owner: object, client: Client, *, client_id: str | None = None, instead_of: object = None

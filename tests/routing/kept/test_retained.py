@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from trio.testing import MockClock
@@ -214,3 +216,27 @@ async def test_garbage_goes_with_the_housekeeping(clock: MockClock) -> None:
         await passing(clock, 1)
         await at.until(lambda: log.size_bytes < 100_000)
         assert there(at.broker) == {"a": bytes(10_000) + b"299"}
+
+
+async def test_a_virtual_host_stays_while_what_is_retained_in_it_cannot_be_forgotten() -> None:
+    """A later one of its name would have that, and nobody could ask for it to go again."""
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.set_vhost("other")
+        broker.retained.keep("other", slab(("a", b"1")))
+        asked = []
+
+        async def operate(name: str, vhost: str) -> None:
+            asked.append(name)
+            if len(asked) == 1:
+                raise StorageUnavailable("nobody has what is retained now")
+
+        there: Any = SimpleNamespace(operate=operate, retained=broker.retained)
+        broker.keeping = there
+        with pytest.raises(StorageUnavailable):
+            await broker.delete_vhost("other")
+        assert "other" in broker.topology.vhosts
+        await broker.delete_vhost("other")
+        assert "other" not in broker.topology.vhosts
+        assert set(asked) == {"forget"}
+        broker.keeping = None
