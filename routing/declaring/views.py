@@ -7,9 +7,13 @@ begins where that was then, whenever it is first used.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import trio
+
+from core_log.errors import LogUnavailable
 from core_log.wall_clock import wall_clock_ms
 from routing.commits import storage_errors
 from routing.errors import NotFound, PreconditionFailed
@@ -19,6 +23,8 @@ from routing.topics.topic import Topic
 from routing.topics.topic_partition import TopicPartition
 from routing.topology.topology import Topology
 from routing.topology.virtual_host import VirtualHost
+
+_KNOWN_WITHIN_S = 2.0
 
 
 class Begun(NamedTuple):
@@ -77,10 +83,22 @@ def topic_of_view(vhost: VirtualHost, arguments: Mapping[str, Any]) -> Topic:
 async def _begin(partition: TopicPartition, start: Start) -> int:
     first, end = await partition.ends()
     if start.origin is Origin.TIME:
-        found = await partition.log.offset_for_timestamp_cold(start.value)
-        return end if found is None else found[0]
+        return max(first, await _begin_at(partition, start.value, end))
     if start.origin is Origin.OFFSET:
         return max(first, start.value)
     if start.origin is Origin.FIRST:
         return first
     return max(first, end - {Origin.NEXT: 0, Origin.LAST: 1}.get(start.origin, start.value))
+
+
+async def _begin_at(partition: TopicPartition, timestamp_ms: int, end: int) -> int:
+    """Behind what is older, of all below `end`, though it may not be known here yet, and nobody may have waited for it.
+    What is not known in time may be any age.
+    """
+    log = partition.log
+    if partition.is_here and log.high_watermark < end:
+        with suppress(LogUnavailable), trio.move_on_after(_KNOWN_WITHIN_S):
+            await log.wait_committed(end)
+    known = min(log.high_watermark, end)
+    found = await log.offset_for_timestamp_cold(timestamp_ms)
+    return known if found is None else found[0]

@@ -219,6 +219,22 @@ async def test_who_has_published_gets_it_whether_or_not_anybody_has_waited_for_i
         assert await leader.client().session.get("v", no_ack=True) is None
 
 
+async def test_one_that_begins_at_a_time_has_what_the_broker_that_declares_it_does_not_know_of() -> None:
+    async with mesh(serve_each_other=True) as found:
+        first, members = found.members[1], list(found.members.values())
+        await first.broker.create_topic("t")
+        await first.broker.declare_exchange("x", "topic", durable=True)
+        await first.broker.bind("topic", "t", "x", "#")
+        await until(lambda: all("t" in one.broker.topics for one in members))
+        await until(lambda: any(one.broker.topics["t"].partitions[0].forward is None for one in members))
+        other = next(one for one in members if one.broker.topics["t"].partitions[0].forward is not None)
+        await until(lambda: other.broker.topics["t"].partitions[0].is_here)
+        await publish(other, "new")
+        assert not other.broker.topics["t"].partitions[0].log.high_watermark
+        await other.broker.declare_queue("v", durable=True, arguments=VIEW | {"x-stream-offset": "1h"})
+        assert (await other.broker.check_queue("v")).message_count == 1
+
+
 async def test_a_view_is_not_deleted_as_empty_when_records_have_just_been_confirmed() -> None:
     async with mesh(serve_each_other=True) as found:
         leader = await spread_view(found)

@@ -198,6 +198,19 @@ async def test_where_it_begins_is_settled_when_it_is_declared(offset: Any, expec
             assert [body for body, _ in await running.drain("v")] == [*map(str, expected), "new"]
 
 
+async def test_one_that_begins_at_a_time_has_what_nobody_has_waited_for() -> None:
+    """It was not committed, so it was not found, and the view began behind it."""
+    async with engine(MemoryFiles()) as running:
+        await topic(running)
+        await view(running, "other")
+        running.client().publish("other", *range(3), properties=TRANSIENT)
+        running.turn()
+        queue = await view(running, stream_offset="1h")
+        client = await worker(running, 5)
+        await running.until(lambda: len(client.deliveries) == 3)
+        assert queue.message_count == 0
+
+
 async def test_purge_settles_to_the_end_for_good() -> None:
     files = MemoryFiles()
     async with engine(files) as running:
