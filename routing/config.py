@@ -104,7 +104,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     disk_reserve_bytes: BytesOrZero | None = None
     """A file kept to be given back when the disk is full; by default 4 MiB, or a sixteenth of a small disk."""
     reclaim_interval_ms: Milliseconds = 10_000
-    """How often a home partition in which nothing is live gives back its last segment; at once if the disk is low."""
+    """How often a home partition in which nothing is live gives back its last segment (at once if the disk is low),
+    lags of groups are looked at, and what topics got as not persistent, and nobody reads, is synced: figures have it.
+    """
     memory_bytes_max: BytesOrZero | None = None
     """Publishers wait while the process has more; 0 is no limit."""
     memory_percent_max: Annotated[int, Meta(ge=0, le=100)] = 40

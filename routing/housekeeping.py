@@ -66,6 +66,7 @@ async def housekeep(broker: Broker) -> None:
             for partition in (*(() if keeps else broker.topology.led), transient):
                 give_back(partition)
             broker.lag_rules.due()
+            upkeep.sync(broker.topology.topics.values())
         if trio.current_time() >= retention_due or broker.blocked:
             retention_due = trio.current_time() + config.retention_check_interval_ms / 1000
             await upkeep.apply_retention(broker.topology.topics.values())

@@ -20,6 +20,14 @@ async def apply_retention(topics: Iterable[Topic]) -> None:
             await partition.producers.save()
 
 
+def sync(topics: Iterable[Topic]) -> None:
+    """Have what nobody waits for synced where it is led: figures, counts and lags go by what readers may see."""
+    for partition in [one for topic in topics for one in topic.partitions]:
+        log, leadership = partition.log, partition.leadership
+        if log.high_watermark < log.log_end_offset and (leadership is None or leadership.refusal() is None):
+            log.request_sync()
+
+
 def look_after_readers(leased: set[TopicPartition], now_ms: int) -> None:
     """Say of readers' leases that they end, or have ended; partitions without any go, and those led elsewhere now."""
     for one in list(leased):

@@ -198,6 +198,21 @@ async def test_where_it_begins_is_settled_when_it_is_declared(offset: Any, expec
             assert [body for body, _ in await running.drain("v")] == [*map(str, expected), "new"]
 
 
+async def test_figures_count_what_nobody_has_waited_for_before_long(clock: MockClock) -> None:
+    """Who begins workers when there is something for them never did: the view was empty for good."""
+    async with engine(MemoryFiles(), housekeeping_interval_ms=1000, reclaim_interval_ms=10_000) as running:
+        await topic(running)
+        queue = await view(running)
+        running.client().publish("v", *range(3), properties=TRANSIENT)
+        running.turn()
+        log = running.broker.topics["t"].partitions[0].log
+        await running.until(lambda: log.written_offset == 3 and log.job is None)
+        assert queue.message_count == 0
+        await passing(clock, 12)
+        assert log.job is not None or log.high_watermark == 3
+        await running.until(lambda: queue.message_count == 3)
+
+
 async def test_one_that_begins_at_a_time_has_what_nobody_has_waited_for() -> None:
     """It was not committed, so it was not found, and the view began behind it."""
     async with engine(MemoryFiles()) as running:
