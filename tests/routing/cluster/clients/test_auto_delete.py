@@ -63,7 +63,7 @@ async def test_a_queue_of_another_broker_that_goes_and_is_made_anew_at_once_is_c
     async with town_of(1, 2, stripes=1, leader=1) as town:
         here, there = town.nodes[1].broker, town.nodes[2].broker
         owner = Client(town.nodes[2]).session
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await there.declare_queue("q", auto_delete=True)
             consumer = await owner.consume("q", tag="a", no_ack=True)
             while "q" not in here.topology.vhost("/").away:
