@@ -227,13 +227,13 @@ CAUGHT_BY: dict[Mutation, int] = {
     reports_what_is_not_synced: 22,
     elects_anybody: 31,
     counts_a_smaller_isr_before_it_is_one: 3,
-    forgets_the_joiner: 65,
+    forgets_the_joiner: 49,
     commits_below_the_minimum: 5,
     trusts_a_new_disk: 3,
     keeps_the_epoch: 0,
     serves_without_a_lease: 23,
     breaks_its_promise: 6,
-    fills_gaps_with_what_comes: 44,
+    fills_gaps_with_what_comes: 17,
 }
 
 RARELY_CAUGHT: tuple[Mutation, ...] = (

@@ -127,7 +127,7 @@ CAUGHT_BY: dict[Mutation, tuple[int, str]] = {
     forgets_settlements: (0, "6"),
     marks_nothing_at_a_promotion: (0, "6"),
     gives_out_what_is_not_committed: (0, "6"),
-    takes_again_what_is_sent_again: (36, "6"),
+    takes_again_what_is_sent_again: (5, "6"),
     keeps_less_than_it_says: (4, "134"),
 }
 RARELY_CAUGHT: dict[Mutation, str] = {

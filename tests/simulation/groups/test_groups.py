@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.simulation.checker import Violation
@@ -27,11 +29,11 @@ def test_what_was_once_wrong(seed: int) -> None:
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_rule_that_is_wrong_is_found(name: str) -> None:
-    kind, mutation = MUTATIONS[name]
+    kind, known, mutation = MUTATIONS[name]
     with mutation(), pytest.raises((Violation, KeyError)):  # a group may notice that a place has no owner
-        run_seeds(200, kind)
+        run_seeds([known, *range(200)], kind)
 
 
-def run_seeds(count: int, kind: str) -> None:
-    for seed in range(count):
+def run_seeds(seeds: Iterable[int], kind: str) -> None:
+    for seed in seeds:
         run_seed(seed, kind=kind)
