@@ -12,6 +12,7 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DELETE_TOPICS
 from protocols.kafka.registry import serves
 from routing.bites import bites
+from routing.errors import NotFound
 
 _NOBODY = bytes(16)
 
@@ -44,6 +45,9 @@ async def _deleted(door: Door, name: str | None, topic_id: bytes, *, twice: bool
         door.require("configure", reply.name)
         reply.topic_id = door.topic(reply.name).id
         await door.broker.delete_topic(reply.name)
+    except NotFound as error:
+        reply.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name is not None else ErrorCode.UNKNOWN_TOPIC_ID
+        reply.error_message = str(error)
     except ENGINE_ERRORS as error:
         reply.error_code, reply.error_message = code_of(error), str(error) or None
     return reply

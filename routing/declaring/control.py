@@ -101,11 +101,11 @@ class Control:
         await forget(self._broker, name)  # a later one of that name is not to have it, and nobody could ask again
         streams = topology.vhost(name).streams
         for stream in list(streams.values()):
-            await self._topics.delete_topic(stream.topic.name)
+            await self._topics.delete_stream(stream)
         async with self._broker.rights.without(name) as entries:
             await topology.change(lambda: broker_plans.delete_vhost(topology, name, also=entries))
         for stream in list(streams.values()):  # declared meanwhile
-            await self._topics.delete_topic(stream.topic.name)
+            await self._topics.delete_stream(stream)
         await forget(self._broker, name)  # kept meanwhile
 
     def connect(
@@ -400,6 +400,8 @@ class Control:
         if stream is not None:
             if if_empty:
                 await stream.refresh()
+                if stream.deleted:
+                    return await self.delete_queue(name, if_unused=if_unused, if_empty=True, owner=owner, vhost=vhost)
             stream.check_deletion(if_unused=if_unused, if_empty=if_empty)
             held = stream.message_count
             await self._topics.delete_topic(stream.topic.name)

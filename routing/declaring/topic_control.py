@@ -7,6 +7,7 @@ What is asked for is checked as a whole before anything is made; an error says w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -26,9 +27,11 @@ from routing.errors import (
     InvalidPartitions,
     InvalidReplication,
     LimitExceeded,
+    NotFound,
     PreconditionFailed,
 )
 from routing.topics.described_config import Described, describe
+from routing.topics.stream import Stream
 from routing.topics.stream_settings import (
     check_adoption,
     check_declaration,
@@ -370,7 +373,9 @@ class TopicControl:
         )
 
     async def delete_topic(self, name: str) -> None:
-        """Raises NotFound, PreconditionFailed (it is being deleted), StorageUnavailable."""
+        """The topic that has the name now: one that others make under it meanwhile stays. Raises NotFound,
+        PreconditionFailed (it is being deleted), StorageUnavailable.
+        """
         topic = self.topology.topic(name)
         if name in self._changing:
             raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
@@ -398,9 +403,19 @@ class TopicControl:
         finally:
             self._changing.discard(name)
 
+    async def delete_stream(self, stream: Stream) -> None:
+        """The same of a stream's topic, unless others have deleted that. Raises PreconditionFailed,
+        StorageUnavailable.
+        """
+        with suppress(NotFound):
+            if self.topology.topics.get(stream.topic.name) is stream.topic:
+                await self.delete_topic(stream.topic.name)
+
     def _plan_shared_removal(self, name: str, topic: Topic) -> Plan:
         plan = topic_plans.removal(self.topology, name)
-        if self._broker.storage.topic_logs is not None and self.topology.topic(name) is topic:
+        if self.topology.topic(name) is not topic:  # of a plan that another's change has overtaken
+            raise NotFound(f"no topic '{name}' any more: it is another one now")
+        if self._broker.storage.topic_logs is not None:
             plan.also = self._broker.storage.topic_logs.removals(topic)
         return plan
 

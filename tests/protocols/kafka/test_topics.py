@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from core_log.errors import Conflict
 from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
@@ -13,7 +14,9 @@ from protocols.kafka.messages_admin import CREATE_PARTITIONS, CREATE_TOPICS, DEL
 from protocols.kafka.messages_records import LIST_OFFSETS
 from protocols.kafka.registry import SERVED
 from routing.access.grants import Permission
+from routing.topology.entries import Entry
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker, records_of
+from tests.routing.topology.test_changes_by_others import other
 
 
 def asking(name: str, partitions: int = 1, factor: int = 1, **more: Any) -> Entity:
@@ -124,6 +127,30 @@ async def test_topics_are_deleted_by_their_ids() -> None:
         assert found[:2] == [("a", ids[0], 0), ("b", ids[1], 0)]
         assert [code for _, _, code in found[2:]] == [ErrorCode.UNKNOWN_TOPIC_ID, wrong, wrong]
         assert set(broker.topics) == {"c"}
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+async def test_a_topic_that_others_make_anew_meanwhile_is_not_deleted(by_id: bool) -> None:
+    """Of a plan that another broker's change had overtaken, the topic that has the name then was deleted."""
+    async with kafka_broker() as broker:
+        catalog = broker.topology.catalog
+        theirs = other(broker)
+        former, made = ({"partitions": 1, "config": {}, "id": bytes([n] * 16), "uid": str(n)} for n in (1, 2))
+        await theirs.change([Entry(("topic", "t"), former, True)])
+        write = catalog.change
+
+        async def change(*arguments: Any, **options: Any) -> None:
+            catalog.change = write  # type: ignore[method-assign]
+            await theirs.change([Entry(("topic", "t"), None, True)])
+            await theirs.change([Entry(("topic", "t"), made, True)])
+            raise Conflict("overtaken")
+
+        catalog.change = change  # type: ignore[method-assign]
+        topic = Entity(name=None, topic_id=former["id"]) if by_id else Entity(name="t", topic_id=bytes(16))
+        (found,) = (await Peer(broker).ask(DELETE_TOPICS, 6, topics=[topic], timeout_ms=30_000)).responses
+        assert broker.topics["t"].id == made["id"]
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert (found.error_code, found.topic_id) == (unknown, former["id"])
 
 
 @pytest.mark.parametrize("version", range(4))

@@ -428,6 +428,42 @@ async def test_streams_of_virtual_hosts_are_told_apart() -> None:
         assert list(broker.topics) == ["s"]
 
 
+async def test_a_stream_that_is_made_anew_while_it_is_asked_whether_it_is_empty_stays() -> None:
+    """What was looked at was the former one."""
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await declare(running)
+        stream = broker.topology.vhosts["/"].streams["s"]
+
+        async def anew() -> None:
+            await broker.delete_queue("s")
+            await filled(running)
+
+        stream.refresh = anew  # type: ignore[method-assign]
+        with pytest.raises(PreconditionFailed, match="not empty"):
+            await broker.delete_queue("s", if_empty=True)
+        assert (await broker.check_queue("s")).message_count == 10
+
+
+async def test_a_virtual_host_is_deleted_though_others_delete_a_stream_of_it_meanwhile() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.set_vhost("other")
+        for name in "ab":
+            await broker.declare_queue(name, durable=True, arguments=STREAM, vhost="other")
+        control, delete = broker.delete_topic.__self__, broker.delete_topic  # type: ignore[attr-defined]
+
+        async def delete_with_other(name: str) -> None:
+            control.delete_topic = delete
+            await broker.delete_queue("b", vhost="other")
+            await delete(name)
+
+        control.delete_topic = delete_with_other
+        await broker.delete_vhost("other")
+        assert not broker.topics
+        assert list(broker.topology.vhosts) == ["/"]
+
+
 async def test_a_message_as_large_as_a_queue_takes_goes_into_a_stream() -> None:
     async with engine(MemoryFiles(), message_bytes_max=3 << 20) as running:
         await declare(running)
