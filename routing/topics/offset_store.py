@@ -237,7 +237,7 @@ class OffsetStore:
                 if ended == self.pending.ended:
                     break  # else it may have been this one: what came now would be pending for ever
         try:
-            self.pending.put(group, producer_id, left)
+            self.pending.put(group, producer_id, left, self.topic_id)
             await self._store.commit()
         except LogUnavailable as error:
             raise StorageUnavailable(str(error)) from error
@@ -277,6 +277,8 @@ class OffsetStore:
         former = self._read_ids.keys() - ids.values() - {b""}
         if former:
             self._forget_places(lambda place, entry: entry.topic_id in former)
+        if puts := self.pending.forget_former(ids):
+            self._store.put_all(puts)
 
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: nobody has come anywhere in it."""

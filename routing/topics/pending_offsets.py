@@ -3,11 +3,15 @@
 They stand in the store of the group's offsets under keys of their own, so that whoever looks after the group next has
 them as well. What the group commits in the same place later, or forgets, counts more, as with Kafka. `ended` counts
 what was ended, for who must know whether a transaction was ended while it waited.
+
+Where brokers share topics, the id of its topic stands beside each, in a record of its own: versions before this one
+pass that over, and would not read what it is of with more in it. It is of the offset that it names, and of no other
+that one of those put there later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,6 +19,8 @@ import msgpack
 
 from core_log.keyed_store import KeyedStore
 
+_ID = [0, "topic id"]
+"""What the key of such a record begins with; others begin with the name of a group."""
 Partition = tuple[str, int]
 """Topic name and partition number."""
 
@@ -69,14 +75,19 @@ class PendingOffsets:
         self._store = store
         self._groups: dict[str, dict[int, dict[Partition, Committed]]] = {}
         """By group and producer id."""
+        self._read_ids: list[tuple[list[Any], int, bytes]] = []
+        """Of what was read: the fields of the key, the offset, and the id of the topic."""
 
     @staticmethod
     def is_key(fields: list[Any]) -> bool:
         """Whether a key of the store, unpacked, is one of these."""
-        return len(fields) == 4
+        return len(fields) == 4 or fields[:2] == _ID
 
     def load(self, fields: list[Any], value: bytes) -> None:
         """Take in what the store has under such a key."""
+        if fields[:2] == _ID:
+            self._read_ids.append((fields[2:], *msgpack.unpackb(value)))
+            return
         group, topic, partition, producer_id = fields
         offset, note = msgpack.unpackb(value)
         self._of(group, producer_id)[topic, partition] = Committed(offset, note)
@@ -84,14 +95,20 @@ class PendingOffsets:
     def _of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
         return self._groups.setdefault(group, {}).setdefault(producer_id, {})
 
-    def put(self, group: str, producer_id: int, offsets: Mapping[Partition, Committed]) -> None:
+    def put(
+        self,
+        group: str,
+        producer_id: int,
+        offsets: Mapping[Partition, Committed],
+        topic_id: Callable[[str], bytes | None] = lambda name: None,
+    ) -> None:
         """A transaction has these. Raises LogUnavailable."""
-        self._store.put_all(
-            [
-                (_key(group, place, producer_id), msgpack.packb([said.offset, said.note]))
-                for place, said in offsets.items()
-            ]
-        )
+        puts: list[tuple[bytes, bytes | None]] = []
+        for place, said in offsets.items():
+            if found := topic_id(place[0]):
+                puts.append((_id_key(group, place, producer_id), msgpack.packb([said.offset, found])))
+            puts.append((_key(group, place, producer_id), msgpack.packb([said.offset, said.note])))
+        self._store.put_all(puts)
         # The store has no leader epochs: brokers of older versions read it. Who goes on with it knows none, as if none
         # had been said.
         self._of(group, producer_id).update(offsets)
@@ -100,10 +117,13 @@ class PendingOffsets:
         """What a transaction has, if it has anything."""
         return dict(self._groups.get(group, {}).get(producer_id, {}))
 
-    @staticmethod
-    def removals(group: str, producer_id: int, places: Iterable[Partition]) -> list[tuple[bytes, None]]:
+    def removals(self, group: str, producer_id: int, places: Iterable[Partition]) -> list[tuple[bytes, None]]:
         """What is to be put for offsets that are pending no more."""
-        return [(_key(group, place, producer_id), None) for place in places]
+        return [(key, None) for place in places for key in self._keys(group, place, producer_id)]
+
+    def _keys(self, group: str, place: Partition, producer_id: int) -> list[bytes]:
+        beside = _id_key(group, place, producer_id)
+        return [_key(group, place, producer_id), *([beside] if self._store.get(beside) is not None else [])]
 
     def drop(self, group: str, producer_id: int) -> None:
         """A transaction is ended."""
@@ -116,10 +136,9 @@ class PendingOffsets:
         """What is to be put when something later counts in these places, whatever becomes of the transactions."""
         wanted = frozenset(places) if group in self._groups else frozenset()
         return [
-            (_key(group, place, producer_id), None)
+            put
             for producer_id, offsets in self._groups.get(group, {}).items()
-            for place in offsets
-            if place in wanted
+            for put in self.removals(group, producer_id, wanted.intersection(offsets))
         ]
 
     def forget(self, group: str, places: Iterable[Partition]) -> None:
@@ -149,8 +168,29 @@ class PendingOffsets:
             for producer_id, offsets in producers.items():
                 for place in [place for place in offsets if place[0] == name]:
                     del offsets[place]
-                    yield _key(group, place, producer_id)
+                    yield from self._keys(group, place, producer_id)
+
+    def forget_former(self, ids: Mapping[str, bytes | None]) -> list[tuple[bytes, None]]:
+        """Of what was read, what is of topics that have other ids now goes, and ids without what they are of; what is
+        to be put for that.
+        """
+        puts: list[tuple[bytes, None]] = []
+        for (group, topic, partition, producer_id), offset, topic_id in self._read_ids:
+            place = (topic, partition)
+            offsets = self._groups.get(group, {}).get(producer_id, {})
+            is_of_it = place in offsets and offsets[place].offset == offset
+            if is_of_it and topic_id != ids.get(topic):
+                del offsets[place]
+                puts += self.removals(group, producer_id, [place])
+            elif not is_of_it:
+                puts.append((_id_key(group, place, producer_id), None))
+        self._read_ids = []
+        return puts
 
 
 def _key(group: str, place: Partition, producer_id: int) -> bytes:
     return msgpack.packb([group, *place, producer_id])  # type: ignore[no-any-return]
+
+
+def _id_key(group: str, place: Partition, producer_id: int) -> bytes:
+    return msgpack.packb([*_ID, group, *place, producer_id])  # type: ignore[no-any-return]

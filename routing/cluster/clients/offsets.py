@@ -142,8 +142,10 @@ class ReplicatedOffsets:
         self, group: str, producer_id: int, offsets: Mapping[Partition, Committed], check: Callable[[], Awaitable[None]]
     ) -> None:
         """See `OffsetStore.commit_pending`, of a group that is led here. Raises StorageUnavailable."""
-        with self._waiting(group, *await self._here(group)) as store:
-            await store.commit_pending(group, producer_id, offsets, check)
+        with self._coming.of(offsets) as left:
+            found = await self._here(group)
+        with self._waiting(group, *found) as store:
+            await store.commit_pending(group, producer_id, left, check)
             return
         raise _too_few(group)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgpack
+import pytest
 import trio
 
 from core_log.files import MemoryFiles
@@ -73,3 +75,41 @@ async def test_a_topic_that_is_deleted_while_a_transaction_is_asked_about_gets_n
     assert store.unstable("g") == {PLACE}
     await store.end_pending("g", 7, committed=True)
     assert store.known("g") == {PLACE: Committed(6)}
+
+
+async def test_what_is_of_a_former_topic_is_not_given_to_the_group_by_who_leads_it_next(flusher: LogFlusher) -> None:
+    """When the transaction was committed the group had come somewhere in the topic that was made anew meanwhile."""
+    disk = MemoryFiles()
+    store = OffsetStore(KeyedStore(open_log(disk, flusher=flusher)))
+    store.topic_id = lambda name: name.encode()
+    for producer_id in (7, 8):
+        await store.commit_pending("g", producer_id, {PLACE: Committed(9), ("u", 3): Committed(4)}, there)
+    next_one = await read_again(disk, flusher)
+    next_one.topic_id = lambda name: b"anew" if name == "t" else name.encode()
+    next_one.forget_former()
+    await next_one.commit_pending("g", 8, {PLACE: Committed(2)}, there)
+    for producer_id in (7, 8):
+        found = OffsetStore(next_one._store)
+        found.topic_id = next_one.topic_id
+        found.forget_former()
+        assert found.unstable("g") == {PLACE, ("u", 3)}
+        await found.end_pending("g", producer_id, committed=True)
+        assert found.known("g") == {("u", 3): Committed(4)} | ({PLACE: Committed(2)} if producer_id == 8 else {})
+    assert len(dict(next_one._store.items())) == 2, "nothing is left of the transactions"
+
+
+@pytest.mark.parametrize("is_overwritten", [True, False])
+async def test_an_id_beside_what_a_broker_of_an_earlier_version_has_put_or_taken_away_counts_for_nothing(
+    flusher: LogFlusher, is_overwritten: bool
+) -> None:
+    store = OffsetStore(KeyedStore(open_log(MemoryFiles(), flusher=flusher)))
+    store.topic_id = lambda name: b"former"
+    await store.commit_pending("g", 7, {PLACE: Committed(9)}, there)
+    earlier = store._store
+    earlier.put(msgpack.packb(["g", *PLACE, 7]), msgpack.packb([3, ""]) if is_overwritten else None)
+    found = OffsetStore(earlier)
+    found.topic_id = lambda name: b"anew"
+    found.forget_former()
+    await found.end_pending("g", 7, committed=True)
+    assert found.known("g") == ({PLACE: Committed(3)} if is_overwritten else {})
+    assert len(dict(earlier.items())) == len(found.known("g"))

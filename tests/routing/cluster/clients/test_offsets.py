@@ -162,6 +162,7 @@ async def test_a_commit_that_waits_for_a_leader_commits_nothing_in_topics_that_a
         for commit in (offsets.commit, offsets.commit_here):
             nursery.start_soon(commit, group, dict.fromkeys([("gone", 0), PLACES[0]], Committed(5)))
             nursery.start_soon(commit, group, {("gone", 1): Committed(5)})
+        nursery.start_soon(offsets.commit_pending, group, 7, {("gone", 3): Committed(5)}, trio.lowlevel.checkpoint)
         offsets.note(group, {("gone", 2): Committed(5)})
         offsets.note(group, {("gone", 2): Committed(6)})
         await trio.testing.wait_all_tasks_blocked()
@@ -171,6 +172,7 @@ async def test_a_commit_that_waits_for_a_leader_commits_nothing_in_topics_that_a
             while nursery.child_tasks:
                 await trio.sleep(0.01)
         assert offsets.known(group) == {PLACES[0]: Committed(5)}
+        assert not offsets.unstable(group)
 
 
 async def test_who_begins_to_lead_several_reads_one_at_a_time() -> None:
