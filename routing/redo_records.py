@@ -1,19 +1,24 @@
 """The redo record of a transaction: what is published, where each slab goes, and what is settled, as MessagePack.
 
-Only what outlives the process is in it: durable queues by their ids, topics by their names. That of a step which takes
+Only what outlives the process is in it: durable queues by their ids, topics by their names, and behind these by their
+ids, as bytes: to brokers of earlier versions those are names that no topic has. That of a step which takes
 effect once (`published_once.py`) also says by what its messages are known, and where the logs that they go to ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
 from core_log.errors import CorruptBatch
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.topology.interest import Elsewhere
 from routing.topology.route import Route
+
+if TYPE_CHECKING:
+    from routing.topics.topic import Topic
 
 _VERSION = 1
 
@@ -33,6 +38,13 @@ class Published(NamedTuple):
     queue_ids: list[int]
     topics: list[str]
     delayed: bool
+    ids: Sequence[bytes] = ()
+    """Of the topics, in any order; none in records of earlier versions."""
+
+    def there(self, topics: Mapping[str, Topic]) -> list[Topic]:
+        """The topics that are there still; one that was made anew since is another."""
+        found = [topics[name] for name in self.topics if name in topics]
+        return [topic for topic in found if topic.id in self.ids] if self.ids else found
 
 
 class Places(NamedTuple):
@@ -49,20 +61,21 @@ def published(routed: Iterable[tuple[Route, Slab, bool]]) -> list[Published]:
     """What of routed slabs outlives the process."""
     found = []
     for route, slab, _ in routed:
-        topics = [topic.name for topic in route.topics if topic.partitions]
-        found.append(Published(slab, route.durable_queue_ids, topics, route.delayed))
+        topics = [topic for topic in route.topics if not isinstance(topic, Elsewhere)]
+        names, ids = [topic.name for topic in topics], [topic.id for topic in topics]
+        found.append(Published(slab, route.durable_queue_ids, names, route.delayed, ids))
     return [one for one in found if one.queue_ids or one.topics]
 
 
 def encode(publishes: Sequence[Published], settled: Sequence[Settled], places: Places | None = None) -> bytes:
     """The record."""
     written = []
-    for slab, queue_ids, topics, delayed in publishes:
+    for slab, queue_ids, topics, delayed, ids in publishes:
         properties = slab.properties
         written.append(
             [
                 slab.exchange, slab.routing_key, slab.keys, properties.log_tag, properties.facts, slab.raws,
-                slab.facts, slab.bodies, queue_ids, topics, delayed,
+                slab.facts, slab.bodies, queue_ids, [*topics, *ids], delayed,
             ]
         )  # fmt: skip
     done = [list(entry) for entry in settled]
@@ -87,9 +100,10 @@ def decode_step(record: bytes) -> tuple[list[Published], list[Settled], Places |
 
 def _published(
     exchange: str, key: str, keys: list[str] | None, tag: bytes, common: int, raws: list[bytes] | None,
-    facts: list[int] | None, bodies: list[bytes], queue_ids: list[int], topics: list[str], delayed: bool,
+    facts: list[int] | None, bodies: list[bytes], queue_ids: list[int], topics: list[str | bytes], delayed: bool,
 ) -> Published:  # fmt: skip
     found = Properties.from_log_tag(tag)
     properties: Any = Properties(found.protocol, found.raw, persistent=found.persistent, facts=common)
     slab = Slab(exchange, key, properties, bodies, keys=keys, raws=raws, facts=facts)
-    return Published(slab, queue_ids, topics, delayed)
+    names, ids = [one for one in topics if isinstance(one, str)], [one for one in topics if isinstance(one, bytes)]
+    return Published(slab, queue_ids, names, delayed, ids)

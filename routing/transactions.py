@@ -465,12 +465,12 @@ class Transactions:
                 self._look_behind(key, places)
                 parts, publishes = parts_of(publishes, places, self._topology.topics), []
                 logs |= dict.fromkeys(map(self._redo, parts))
-            for slab, queue_ids, topics, delayed in publishes:
-                there = [queues[queue_id] for queue_id in queue_ids if queue_id in queues]
-                found = [self._topology.topics[name] for name in topics if name in self._topology.topics]
-                route = Route(there, found, delayed=delayed)
+            for one in publishes:
+                there = [queues[queue_id] for queue_id in one.queue_ids if queue_id in queues]
+                found = one.there(self._topology.topics)
+                route = Route(there, found, delayed=one.delayed)
                 route.remembering = [queue for queue in there if queue.seen is not None]
-                targets = put(route, slab, self._now_ms)
+                targets = put(route, one.slab, self._now_ms)
                 logs |= dict.fromkeys(log for log, _ in targets)
                 for queue in there:
                     queue.redelivered_before = queue.partition.next_offset

@@ -73,7 +73,7 @@ def _parts_of_topic(topic: Topic, publishes: Sequence[Published], places: Places
     ends = {index: since for name, index, since in places.topics if name == topic.name}
     mine: dict[int, list[Published]] = {index: [] for index in ends}
     for one in publishes:
-        if topic.name not in one.topics:
+        if topic not in one.there({topic.name: topic}):
             continue
         chosen: dict[int, list[int]] = {}
         for at in range(len(one.slab)):
@@ -164,11 +164,11 @@ def _missing(slab: Slab, there: deque[bytes]) -> Slab | None:
 def put_home(home: QueuePartition, part: Part, bodies: Iterable[bytes], now_ms: Callable[[], int]) -> None:
     """Have a home hold all of its part, of which it has these bodies. Raises LogUnavailable."""
     there = deque(bodies)
-    for slab, queue_ids, _, delayed in part.publishes:
-        rest = _missing(slab, there)
-        queues = [home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues]
+    for one in part.publishes:
+        rest = _missing(one.slab, there)
+        queues = [home.queues[queue_id] for queue_id in one.queue_ids if queue_id in home.queues]
         if rest is not None and queues:
-            route = Route(queues, [], delayed=delayed)
+            route = Route(queues, [], delayed=one.delayed)
             with for_others((home,)):
                 put(route, rest, now_ms)
     home.seal()

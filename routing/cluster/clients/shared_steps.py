@@ -94,7 +94,7 @@ class SharedSteps:
 
     async def _places(self, plan: Plan, marker: bytes) -> Places:
         """Raises StorageUnavailable."""
-        uids = {name: topic.uid for name, topic in self._broker.topology.topics.items()}
+        uids = {one.name: one.uid for route in plan.routes for one in route.topics if not isinstance(one, Elsewhere)}
         homes: list[Sequence[int]] = [
             (home.index, await self._end(home_log(home.index)), *plan.queue_ids(home)) for home in plan.published
         ]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.queues.homes.home import Home
     from routing.session import Session
-    from routing.topics.topic import Topic
     from routing.topics.topic_partition import TopicPartition
     from routing.topology.topology import Topology
     from routing.transactions import Plan, Transaction
@@ -134,14 +133,12 @@ class Effects:
         queues = home.queues if home is not None else {}
         ends: dict[PartitionLog, int] = {}
         touched: dict[TopicPartition, None] = {}
-        for slab, queue_ids, names, delayed in self.publishes:
-            there = [queues[queue_id] for queue_id in queue_ids if queue_id in queues]
-            topics: list[Topic] = []
-            if place == TOPICS:
-                topics = [topology.topics[name] for name in names if name in topology.topics]
+        for said in self.publishes:
+            there = [queues[queue_id] for queue_id in said.queue_ids if queue_id in queues]
+            topics = said.there(topology.topics) if place == TOPICS else []
             if not (there or topics):
                 continue
-            route = Route(there, topics, delayed=delayed)
+            route = Route(there, topics, delayed=said.delayed)
             failed = route.error()
             if failed is not None:
                 raise failed
@@ -149,7 +146,7 @@ class Effects:
             for one, destinations in route.homes:
                 one.prepare(destinations)
             with _told([home] if home is not None else [], again=True), for_others(route.durable_homes):
-                ends |= put(route, slab, now_ms)
+                ends |= put(route, said.slab, now_ms)
             _mark(there)
             touched |= {partition: None for topic in topics for partition in topic.partitions}
         for partition in touched:

@@ -13,7 +13,9 @@ from routing.message import Slab
 from routing.publishing.published_once import Step, _slabs
 from routing.publishing.step_parts import parts_of
 from routing.redo_records import Places, Published, encode
+from routing.transactions import Plan
 from tests.routing.cluster.test_homes import all_committed, home_of
+from tests.routing.harness import PERSISTENT
 from tests.support.home_cluster import Member, mesh, until
 
 STEP = Step("w", 0)
@@ -139,3 +141,25 @@ async def test_a_disk_that_refuses_is_asked_again() -> None:
         log.error = None
         await put(one, home_log(index), said)
         assert await one.drain("q") == [("1", False), ("2", False)]
+
+
+async def test_a_step_for_a_topic_that_is_deleted_before_it_is_decided_is_refused() -> None:
+    """It failed with an internal error; and was put behind the end of a topic that was made anew meanwhile."""
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        for is_anew in (True, False):
+            await one.broker.create_topic("t")
+            await one.broker.bind("topic", "t", "amq.topic", "k")
+            session = one.client().session
+            session.begin()
+            session.publish(Slab("amq.topic", "k", PERSISTENT, [b"1"]))
+            assert session.transaction is not None
+            plan = Plan(session, session.transaction)
+            await one.broker.delete_topic("t")
+            if is_anew:
+                await one.broker.create_topic("t")
+            assert one.broker.engine is not None
+            with pytest.raises(StorageUnavailable):
+                await one.broker.engine.transactions.steps._places(plan, STEP.marker)
+            if is_anew:
+                await one.broker.delete_topic("t")
