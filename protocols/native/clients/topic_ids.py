@@ -1,10 +1,13 @@
 """The ids of topics, as a client knows them: one that is made again under its name has another.
 
-Who tells of the former id from then on is behind. It is so for as long as the client lives: a broker that is cut off
+Who tells of a former id from then on is behind. It is so for as long as the client lives: a broker that is cut off
 from etcd tells what it knew for as long as that lasts, so that no time is long enough to believe it.
 """
 
 from __future__ import annotations
+
+_FORMER_MAX = 100
+"""Ids that a topic had: nobody is as far behind as the oldest."""
 
 
 class TopicIds:
@@ -12,7 +15,7 @@ class TopicIds:
 
     def __init__(self) -> None:
         self._known: dict[str, bytes] = {}
-        self._former: dict[str, bytes] = {}
+        self._former: dict[str, dict[bytes, None]] = {}
 
     def get(self, topic: str) -> bytes:
         """The id that a topic has; empty while none is known."""
@@ -20,7 +23,7 @@ class TopicIds:
 
     def is_former(self, topic: str, topic_id: bytes) -> bool:
         """Whether who tells of it is behind."""
-        return bool(topic_id) and topic_id == self._former.get(topic)
+        return bool(topic_id) and topic_id in self._former.get(topic, ())
 
     def is_another(self, topic: str, topic_id: bytes) -> bool:
         """Whether it is that of a topic which was made again."""
@@ -32,6 +35,9 @@ class TopicIds:
             return False
         is_another = self.is_another(topic, topic_id)
         if is_another:
-            self._former[topic] = self._known[topic]
+            former = self._former.setdefault(topic, {})
+            former[self._known[topic]] = None
+            if len(former) > _FORMER_MAX:
+                del former[next(iter(former))]
         self._known[topic] = topic_id
         return is_another

@@ -266,6 +266,20 @@ async def test_nothing_of_the_former_topic_is_known_any_more() -> None:
     assert leaders._doubtful(), "nobody is connected"
 
 
+async def test_a_broker_that_is_far_behind_is_not_believed_either() -> None:
+    """One cut off since before the topic was made again twice was: it was read twice, then nobody else was believed."""
+    leaders = Leaders(Link("127.0.0.1:1", LinkConfig()))
+    again: list[str] = []
+    leaders.on_made_again = again.append
+    for count, topic_id in enumerate((b"one", b"two", b"three"), 1):
+        leaders._learn(told(count, topic_id))
+    for topic_id in (b"one", b"two"):
+        leaders._learn(told(7, topic_id))
+    assert (leaders.counts, again) == ({"t": 3}, ["t", "t"])
+    leaders._learn(told(4, b"three"))
+    assert leaders.counts == {"t": 4}
+
+
 async def test_a_partition_that_a_topic_has_not_got_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     leaders = Leaders(Link("127.0.0.1:1", LinkConfig()))
     leaders._learn(told(2, b"one"))
