@@ -10,35 +10,59 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from gateway.bans_cli import bans
 from gateway.client_cli import COUNT, NUMBER
-from gateway.cluster_cli import cluster
-from gateway.consume_cli import consume
-from gateway.groups_cli import groups
-from gateway.messages_cli import messages
-from gateway.policies_cli import policies
-from gateway.produce_cli import produce
-from gateway.rights_cli import permissions, topic_permissions, users
-from gateway.sessions_cli import sessions
-from gateway.spark_cli import spark
-from gateway.status_cli import status
-from gateway.topics_cli import topics
-from gateway.topology_cli import GROUPS
-from gateway.transactions_cli import transactions
-from gateway.verify_cli import verify
 
 Command = Callable[..., None]
 
 EXIT_REFUSED = 1
 EXIT_WRONG_SETTING = 2
 
+MODULES = {
+    name: module
+    for module, names in {
+        "bans_cli": "bans",
+        "cluster_cli": "cluster",
+        "consume_cli": "consume",
+        "groups_cli": "groups",
+        "messages_cli": "messages",
+        "policies_cli": "policies",
+        "produce_cli": "produce",
+        "rights_cli": "permissions topic-permissions users",
+        "sessions_cli": "sessions",
+        "spark_cli": "spark",
+        "status_cli": "status",
+        "topics_cli": "topics",
+        "topology_cli": "bindings connections consumers delayed exchanges queues retained vhosts",
+        "transactions_cli": "transactions",
+        "verify_cli": "verify",
+    }.items()
+    for name in names.split()
+}
+"""In which module of this package a command is that is not here, by its name."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """Those of other modules are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return sorted({*super().list_commands(ctx), *MODULES})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them; None if there is none of that name."""
+        if cmd_name in MODULES and cmd_name not in self.commands:
+            module = import_module(f"gateway.{MODULES[cmd_name]}")
+            self.add_command(getattr(module, cmd_name.replace("-", "_")))
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="millrace", prog_name="millrace")
 def main() -> None:
     """A message broker that speaks AMQP 0-9-1, MQTT, Kafka's protocol and one of its own over one log."""
@@ -147,28 +171,6 @@ def demo(rows: int | None) -> None:
     from gateway.demo import main as run_demo
 
     sys.exit(run_demo(rows))
-
-
-for command in (
-    topics,
-    transactions,
-    groups,
-    produce,
-    consume,
-    status,
-    verify,
-    spark,
-    cluster,
-    users,
-    permissions,
-    topic_permissions,
-    policies,
-    bans,
-    sessions,
-    messages,
-    *GROUPS,
-):
-    main.add_command(command)
 
 
 def _fail(message: str, code: int) -> NoReturn:

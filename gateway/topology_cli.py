@@ -418,6 +418,3 @@ def close_connections(client: BlockingClient, as_json: bool, **given: Any) -> No
         raise click.UsageError("which connection? Give PEER, --of-user or --client-id")
     closed = client.administer("connections.close", **given)
     say({"closed": closed}, f"{closed:,} connections closed", as_json)
-
-
-GROUPS = (vhosts, queues, exchanges, bindings, delayed, retained, connections, consumers)
