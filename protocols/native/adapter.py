@@ -78,7 +78,7 @@ class NativeAdapter:
         self._outside: errors.NotAllowed | None = None
         """Why the user may not enter the virtual host and can only ask for operations."""
         self._hello_deadline = clock() + config.hello_timeout_ms / 1000
-        fetches = FetchDoor(self._led, outbox, broker.looked)
+        fetches = FetchDoor(self._led, self._id_of, outbox, broker.looked)
         self._fetches = Fetches(fetches, outbox, broker.timers, clock, config, broker.host.runnable)
         self._pending: dict[PendingProduce, None] = {}
         self._refused_rounds: dict[tuple[str, int], int] = {}
@@ -327,6 +327,13 @@ class NativeAdapter:
         if access == "read":
             partition.leases.used = True
         return partition
+
+    def _id_of(self, name: str, index: int, log: PartitionLog) -> bytes:
+        """Of the topic that a log is of, if it has the name still, for clients that know of ids."""
+        topic = self._broker.topics.get(name)
+        if self._version < TOPIC_IDS_SINCE or topic is None or index >= len(topic.partitions):
+            return b""
+        return topic.id if topic.partitions[index].log is log else b""
 
     def _check_in_flight(self) -> None:
         most = self._config.requests_in_flight_max

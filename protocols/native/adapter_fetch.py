@@ -38,10 +38,17 @@ class FetchDoor:
     """
 
     def __init__(
-        self, led: Callable[[str, int, int], TopicPartition], outbox: Outbox, looked: Callable[[int, int], None]
+        self,
+        led: Callable[[str, int, int], TopicPartition],
+        id_of: Callable[[str, int, PartitionLog], bytes],
+        outbox: Outbox,
+        looked: Callable[[int, int], None],
     ) -> None:
-        """`looked` counts what fetches looked at and what of that was sent, in bytes."""
+        """`id_of` tells the id of the topic that a log is of, or nothing; `looked` counts what fetches looked at and
+        what of that was sent, in bytes.
+        """
         self._led = led
+        self._id_of = id_of
         self._outbox = outbox
         self.looked = looked
 
@@ -85,9 +92,15 @@ class FetchDoor:
     def answer(self, request: Fetch, found: Sequence[Found[WireError]]) -> None:
         """See `protocols.fetching.Door`."""
         entries = [
-            (one.error, -1, -1, one.batches)
+            (one.error, -1, -1, one.batches, b"")
             if one.log is None
-            else (one.error, one.log.log_start_offset, one.log.stable_offset, one.batches)
+            else (
+                one.error,
+                one.log.log_start_offset,
+                one.log.stable_offset,
+                one.batches,
+                self._id_of(one.entry.topic, one.entry.partition, one.log),
+            )
             for one in found
         ]
         for piece in encode_fetch_reply(request.correlation_id, entries):

@@ -191,12 +191,15 @@ class ProduceReply(Reply, tag=7):
 
 
 class FetchedPartition(Struct, array_like=True, gc=False):
-    """What one entry of a fetch got: whole record batches, back to back."""
+    """What one entry of a fetch got: whole record batches, back to back; and of which topic, by its id, where the
+    broker says that.
+    """
 
     error: WireError | None
     log_start_offset: int
     high_watermark: int
     records: memoryview
+    topic_id: bytes = b""
 
 
 class FetchReply(Reply, tag=FETCH_API):
@@ -354,7 +357,7 @@ def encode(message: Request | Reply) -> Pieces:
     if isinstance(message, FetchReply):
         return encode_fetch_reply(
             message.correlation_id,
-            [(e.error, e.log_start_offset, e.high_watermark, [e.records]) for e in message.entries],
+            [(e.error, e.log_start_offset, e.high_watermark, [e.records], e.topic_id) for e in message.entries],
         )
     if isinstance(message, Fetch | ListOffsets):
         fields = list(msgspec.structs.astuple(message))
@@ -403,21 +406,25 @@ def _encode_produce(request: Produce) -> Pieces:
 
 
 def encode_fetch_reply(
-    correlation_id: int | None, entries: Sequence[tuple[WireError | None, int, int, Sequence[BytesLike]]]
+    correlation_id: int | None, entries: Sequence[tuple[WireError | None, int, int, Sequence[BytesLike], bytes]]
 ) -> Pieces:
-    """A `FetchReply` from (error, log start offset, high watermark, batches) of each entry; batches uncopied."""
+    """A `FetchReply` from (error, log start offset, high watermark, batches, topic id) of each entry; batches
+    uncopied.
+    """
     packer = msgpack.Packer()
     head = bytearray(packer.pack_array_header(3))
     head += packer.pack(FETCH_API)
     head += packer.pack(correlation_id)
     head += packer.pack_array_header(len(entries))
     pieces: Pieces = []
-    for error, log_start_offset, high_watermark, batches in entries:
-        head += packer.pack_array_header(4)
+    for error, log_start_offset, high_watermark, batches, topic_id in entries:
+        head += packer.pack_array_header(5 if topic_id else 4)
         head += packer.pack(error)
         head += packer.pack(log_start_offset)
         head += packer.pack(high_watermark)
         _join(head, pieces, batches)
-    if not pieces:
+        if topic_id:
+            head += packer.pack(topic_id)
+    if head:
         pieces.append(bytes(head))
     return _framed(pieces)

@@ -14,7 +14,7 @@ CONTAINING_SINCE: Final = 4
 READERS_SINCE: Final = 5
 """The first version whose operations know readers of queues, and holders of a lease."""
 TOPIC_IDS_SINCE: Final = 6
-"""The first version whose metadata says the ids of topics."""
+"""The first version whose metadata and fetches say the ids of topics."""
 NO_EPOCH: Final = -1
 """Who asks does not say which leader epoch it knows."""
 

@@ -244,7 +244,10 @@ class BlockingConsumer(ClientUser):
         found: list[ConsumerRecord] = []
         offsets: dict[tuple[str, int], int] = {}
         last: dict[tuple[str, int], LastBatch] = {}
+        passed = self._of_others(keys, results)
         for key, fetched in zip(keys, results):
+            if key in passed:
+                continue
             if fetched.error is not None:
                 error = error_from_wire(fetched.error)
                 if error.retriable:
@@ -275,6 +278,22 @@ class BlockingConsumer(ClientUser):
         self._records, self._taken, self._fetch_offsets, self._last = found, 0, behind, self._last | last
         if failure is not None:
             raise failure
+
+    def _of_others(
+        self, keys: list[tuple[str, int]], results: list[wire.FetchedPartition]
+    ) -> frozenset[tuple[str, int]]:
+        """What was read of other topics than are known, which counts for nothing: see `Leaders`. Raises LogTruncated,
+        with reset "error".
+        """
+        topic_ids = list(zip(keys, (fetched.topic_id for fetched in results)))
+        another = {key[0] for key, topic_id in topic_ids if self._ids.note(key[0], topic_id)}
+        passed = frozenset(
+            key for key, topic_id in topic_ids if key[0] in another or self._ids.is_former(key[0], topic_id)
+        )
+        if passed:
+            self._looked_s = -math.inf
+        self._cut({key: 0 for key in self._positions if key[0] in another}, made_again=True)
+        return passed
 
     def _is_another(self, topic: str) -> bool:
         """Whether a topic was made again, and is to be read from its beginning. Raises as `_take_up`."""

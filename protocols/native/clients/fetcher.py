@@ -402,6 +402,8 @@ class Fetcher(Service):
 
     async def _take(self, position: Position, fetched: wire.FetchedPartition) -> None:
         """Queue what came for a partition."""
+        if not self._leaders.is_of(position.topic, fetched.topic_id):
+            return
         if fetched.error is not None:
             asked = position.asked
             error = error_from_wire(fetched.error)

@@ -12,7 +12,8 @@
    tells of an older epoch than is known is behind, and not believed for a while (KIP-320).
 5. Nothing here repeats a request: whoever sent it knows whether it may.
 6. A topic's id says when it was made again under its name: nothing that was known of its partitions is true then, and
-   who tells of the former id from then on is behind (`topic_ids.py`).
+   who tells of the former id from then on is behind (`topic_ids.py`). Leaders say of which topic records are: what
+   is read by what a broker that is behind tells of them is not of the topic that it tells of.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Leaders:
         self.on_made_again: Callable[[str], None] | None = None
         """Called when a topic turns out to be another one than before."""
         self._ids = TopicIds()
+        self._not_told: set[str] = set()
+        """Topics that were made again, as records say, and nobody told yet how many partitions they have."""
         self._link = link
         self._topics: dict[str, None] = {}
         self._leaders: dict[Partition, int] = {}
@@ -262,8 +265,11 @@ class Leaders:
                 self._stale[name] = None
                 continue
             self.absent.discard(name)
-            if self._ids.note(name, topic_id):
+            is_another = self._ids.note(name, topic_id)
+            if is_another or (topic_id and name in self._not_told):
                 self._forget(name)
+                self._not_told.discard(name)
+            if is_another:
                 made_again.append(name)
             self.counts[name] = max(self.counts.get(name, 0), len(partitions))  # who says less is behind
             for found in partitions:
@@ -281,6 +287,22 @@ class Leaders:
             for name in made_again:
                 self.on_made_again(name)
         self._changed()
+
+    def is_of(self, topic: str, topic_id: bytes) -> bool:
+        """Whether what a leader has read is of the topic that is known, by its id; else it counts for nothing: rule
+        6.
+        """
+        is_another = self._ids.note(topic, topic_id)
+        if not is_another and not self._ids.is_former(topic, topic_id):
+            return True
+        self._asking.set()
+        if not is_another:
+            self._stale[topic] = None
+            return False
+        self._not_told.add(topic)
+        if self.on_made_again is not None:
+            self.on_made_again(topic)
+        return False
 
     def _forget(self, topic: str) -> None:
         """Its partitions are those of another topic now, or gone."""

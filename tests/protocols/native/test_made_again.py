@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -26,6 +27,7 @@ from millrace import (
 from protocols.native import wire
 from protocols.native.clients.leaders import Leaders
 from protocols.native.clients.link import Link
+from protocols.native.clients.topic_ids import TopicIds
 from protocols.native.errors import ErrorCode, wire_error
 from routing.config import BrokerConfig
 from tests.protocols.native.broker import Running, native_broker
@@ -278,6 +280,50 @@ async def test_a_broker_that_is_far_behind_is_not_believed_either() -> None:
     assert (leaders.counts, again) == ({"t": 3}, ["t", "t"])
     leaders._learn(told(4, b"three"))
     assert leaders.counts == {"t": 4}
+
+
+@pytest.mark.parametrize("start", [0, 20])
+async def test_records_of_another_topic_than_brokers_tell_of_are_read_once(start: int) -> None:
+    """A broker that was cut off told a new consumer of the former topic; the leader read the new one. When it was told
+    of that it read all of it again.
+    """
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t")
+        await fill(running, b"new", 1)
+        async with Consumer(running.server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            leaders = consumer._leaders
+            leaders._ids = TopicIds()
+            leaders._ids.note("t", b"former")  # as a broker that is behind would have told
+            consumer._seek({("t", 0): start})
+            assert len(await read(consumer, 40)) == 40
+            await leaders._ask()
+            assert consumer.position("t", 0) == 40
+            assert not await consumer.poll(20)
+            assert (leaders.counts, leaders._not_told) == ({"t": 1}, set())
+
+
+@pytest.mark.parametrize("start", [0, 20])
+async def test_a_blocking_consumer_reads_records_of_another_topic_than_brokers_tell_of_once(start: int) -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t")
+        await fill(running, b"new", 1)
+
+        def work() -> None:
+            with BlockingConsumer(running.server, auto_offset_reset="earliest", metadata_max_age_ms=0) as consumer:
+                now = consumer.client.topics_found(["t"])
+                former = {"t": msgspec.structs.replace(now["t"], id=b"former".ljust(16))}
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(consumer.client, "topics", lambda _: former)
+                    patch.setattr(consumer.client, "topics_found", lambda _: former)
+                    consumer.assign("t")
+                    consumer.seek("t", 0, start)
+                    assert not consumer.fetch(timeout_ms=1)
+                    assert len(consumer.fetch()) == 40
+                assert not consumer.fetch(timeout_ms=1)
+
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(work)
 
 
 async def test_a_partition_that_a_topic_has_not_got_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:

@@ -84,6 +84,7 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (wire_topics.UnbindReply(7), [6, 7]),
     (wire.ProduceReply(8, [(None, 17), (ERROR, -1)]), [7, 8, [[None, 17], [list(ERROR), -1]]]),
     (wire.FetchReply(9, [wire.FetchedPartition(None, 0, 9, B(b"abc")), wire.FetchedPartition(ERROR, -1, -1, B(b""))]), [8, 9, [[None, 0, 9, b"abc"], [list(ERROR), -1, -1, b""]]]),  # noqa: E501
+    (wire.FetchReply(9, [wire.FetchedPartition(None, 0, 9, B(b"a"), b"id"), wire.FetchedPartition(None, 0, 9, B(b"b"))]), [8, 9, [[None, 0, 9, b"a", b"id"], [None, 0, 9, b"b"]]]),  # noqa: E501
     (wire.ListOffsetsReply(10, [(None, 5, -1), (None, None, -1), (ERROR, None, -1)]), [9, 10, [[None, 5, -1], [None, None, -1], [list(ERROR), None, -1]]]),  # noqa: E501
     (wire.CommitOffsetsReply(11), [10, 11]),
     (wire.FetchOffsetsReply(12, [("t", 0, 5, "")]), [11, 12, [["t", 0, 5, ""]]]),
