@@ -82,6 +82,8 @@ async def expire(broker: Broker) -> None:
     now_ms = broker.clock.now_ms()
     for vhost in list(broker.topology.vhosts.values()):
         for stream in [one for name, one in vhost.streams.items() if name.startswith(_PREFIX)]:
+            if stream.deleted:
+                continue
             if stream.consumers and not _is_led(stream):
                 broker.spawn(_say_it_is_used, stream)
             idle_ms = _idle_ms(stream, now_ms)

@@ -314,7 +314,7 @@ class Control:
 
     async def _delete_unused(self, queue: Queue) -> None:
         try:
-            await self.delete_queue(queue.name, if_unused=True, vhost=queue.vhost)
+            await self.delete_queue(queue.name, if_unused=True, vhost=queue.vhost, queue_id=queue.id)
         except StorageUnavailable:
             self.see_off(queue)  # nobody leads it yet
         except BrokerError:
@@ -383,11 +383,13 @@ class Control:
         if_empty: bool = False,
         owner: object = None,
         vhost: str = DEFAULT_VHOST,
+        queue_id: int | None = None,
     ) -> int:
-        """How many messages it held; 0 if it is not there. Raises ResourceLocked, PreconditionFailed,
-        StorageUnavailable.
+        """How many messages it held; 0 if it is not there, or not that of an id. Raises ResourceLocked,
+        PreconditionFailed, StorageUnavailable.
         """
         topology = self.topology
+        said: dict[str, Any] = {"if_unused": if_unused, "if_empty": if_empty, "owner": owner, "queue_id": queue_id}
         away = self._away(vhost, name)
         if away is not None:
             told = {"name": name, "vhost": vhost, "if_unused": if_unused, "if_empty": if_empty}
@@ -401,7 +403,7 @@ class Control:
             if if_empty:
                 await stream.refresh()
                 if stream.deleted:
-                    return await self.delete_queue(name, if_unused=if_unused, if_empty=True, owner=owner, vhost=vhost)
+                    return await self.delete_queue(name, vhost=vhost, **said)
             stream.check_deletion(if_unused=if_unused, if_empty=if_empty)
             held = stream.message_count
             await self._topics.delete_topic(stream.topic.name)
@@ -420,10 +422,8 @@ class Control:
                 if asks:
                     raise
             if led_otherwise:
-                return await self.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=owner, vhost=vhost)
-        plan = await topology.change(
-            lambda: plans.delete_queue(topology.vhost(vhost), name, if_unused=if_unused, if_empty=if_empty, owner=owner)
-        )
+                return await self.delete_queue(name, vhost=vhost, **said)
+        plan = await topology.change(lambda: plans.delete_queue(topology.vhost(vhost), name, **said))
         if queue is not None and not queue.partition.durable:
             await self._known_to_others()
         return plan.message_count

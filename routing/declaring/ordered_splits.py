@@ -98,7 +98,7 @@ class OrderedSplits:
             for (topic, _), split in self._splits.items():
                 try:
                     if await split.is_over():
-                        await self._broker.topic_control.end_split(topic.name)
+                        await self._broker.topic_control.end_split(topic)
                         self._broker.end_turn()
                 except (BrokerError, LogError, OSError) as error:
                     logger.info("new partitions of topic %s are not read yet: %s", topic.name, error)

@@ -309,7 +309,7 @@ class TopicControl:
         minimum = MINIMUM in config or MINIMUM in topic.config  # what was interrupted may have left another one
         # What the states of its logs say counts; the entry comes last, and says that all of it is so.
         await self._tell_logs(topic, topic.config, config, minimum=minimum)
-        await self._alter(name, lambda: self.check_altered(name, change))
+        await self._alter(topic, lambda: self.check_altered(name, change))
         while True:  # of what is altered at two brokers at once, the entry that came last is so everywhere
             told, config = config, topic.config
             await self._tell_logs(topic, told, config, minimum=minimum)
@@ -329,17 +329,23 @@ class TopicControl:
         if said.unclean != self._replication(topic, before).unclean:
             await operating.allow_unclean(cluster, logs, on=said.unclean)
 
-    async def end_split(self, name: str) -> None:
+    async def end_split(self, topic: Topic) -> None:
         """Have all partitions of a topic read (`ordered_splits.py`). Raises NotFound, StorageUnavailable."""
-        await self._alter(name, lambda: ordered_splits.ended(self.topology.topic(name).config))
+        await self._alter(topic, lambda: ordered_splits.ended(topic.config))
 
-    async def _alter(self, name: str, config_of: Callable[[], dict[str, str]]) -> None:
+    async def _alter(self, topic: Topic, config_of: Callable[[], dict[str, str]]) -> None:
         def plan() -> Plan:
-            if name in self._changing:
-                raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
-            return topic_plans.altered(self.topology, self.topology.topic(name), config_of())
+            if topic.name in self._changing:
+                raise PreconditionFailed(f"topic '{topic.name}' is being changed or deleted")
+            self._require_there(topic)
+            return topic_plans.altered(self.topology, topic, config_of())
 
         await self.topology.change(plan)
+
+    def _require_there(self, topic: Topic) -> None:
+        """Raises NotFound if it is deleted, also if others have made one anew under its name."""
+        if self.topology.topic(topic.name) is not topic:
+            raise NotFound(f"no topic '{topic.name}' any more: it is another one now")
 
     def check_altered(self, name: str, change: ConfigChange) -> dict[str, str]:
         """The configuration that a topic would have. Raises as `alter_topic`, of what can be known before."""
@@ -413,8 +419,7 @@ class TopicControl:
 
     def _plan_shared_removal(self, name: str, topic: Topic) -> Plan:
         plan = topic_plans.removal(self.topology, name)
-        if self.topology.topic(name) is not topic:  # of a plan that another's change has overtaken
-            raise NotFound(f"no topic '{name}' any more: it is another one now")
+        self._require_there(topic)  # of a plan that another's change has overtaken it may not be
         if self._broker.storage.topic_logs is not None:
             plan.also = self._broker.storage.topic_logs.removals(topic)
         return plan

@@ -263,10 +263,17 @@ def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str,
     return [topic_key(topic)]
 
 
-def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> Plan:
-    """Delete a queue with its messages, bindings and consumers; one that is not there is no error."""
-    if name not in vhost.queues and not vhost.is_others(name):
+def delete_queue(
+    vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bool, owner: object, queue_id: int | None = None
+) -> Plan:
+    """Delete a queue with its messages, bindings and consumers, if it is that of an id where one is given; one that is
+    not there is no error.
+    """
+    there = vhost.queues.get(name)
+    if there is None and not vhost.is_others(name):
         return Plan(guards=[queue_key(vhost.name, name)])
+    if queue_id is not None and (there is None or there.id != queue_id):
+        return Plan()
     queue = vhost.queue(name, owner, "queue.delete")
 
     def check() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -11,14 +13,17 @@ from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
 from core_log.batch_header import parse_header
 from core_log.compression import Compression
+from core_log.errors import Conflict
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
 from routing.errors import AlreadyExists, NotFound, PreconditionFailed
 from routing.message import Slab
 from routing.topics.offset_store import Committed
-from routing.topics.topic_config import log_config
+from routing.topics.topic_config import SPLIT_GROUPS, SPLIT_STATE, log_config
 from routing.topics.topic_partition import TopicPartition
+from routing.topology.entries import Entry
 from tests.routing.harness import PERSISTENT, engine, with_headers
+from tests.routing.topology.test_changes_by_others import other
 
 
 def records(partition: TopicPartition) -> list[Record]:
@@ -252,3 +257,28 @@ async def test_what_waits_for_a_deleted_topic_is_told() -> None:
         await broker.delete_topic("t")
         running.turn()
         assert client.events in ([("refuse", 1, 1)], [("confirm", 1)])
+
+
+@pytest.mark.parametrize("ends_split", [True, False])
+async def test_what_is_altered_is_not_a_topic_that_others_make_anew_meanwhile(ends_split: bool) -> None:
+    """The plan, made anew after another broker's changes, took the topic that had the name by then."""
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        catalog, theirs = broker.topology.catalog, other(broker)
+        config = {SPLIT_GROUPS: "g", SPLIT_STATE: "1:0"}
+        former, made = ({"partitions": 1, "config": config, "id": bytes([n] * 16), "uid": str(n)} for n in (1, 2))
+        await theirs.change([Entry(("topic", "t"), former, True)])
+        topic, write = broker.topics["t"], catalog.change
+
+        async def change(*arguments: Any, **options: Any) -> None:
+            catalog.change = write  # type: ignore[method-assign]
+            await theirs.change([Entry(("topic", "t"), None, True)])
+            await theirs.change([Entry(("topic", "t"), made, True)])
+            raise Conflict("overtaken")
+
+        catalog.change = change  # type: ignore[method-assign]
+        alter = partial(broker.topic_control.alter_topic, "t", lambda before: before | {"retention.ms": "5"})
+        alter = partial(broker.topic_control.end_split, topic) if ends_split else alter
+        with pytest.raises(NotFound):
+            await alter()
+        assert broker.topics["t"].config == config

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import trio
 
+from core_log.files import MemoryFiles
 from routing.declaring import control
+from routing.queues.queue import Queue
 from tests.routing.cluster.clients.test_served_consumers import Client
+from tests.routing.harness import engine
 from tests.support.engine_node import town_of
 
 
@@ -75,3 +78,20 @@ async def test_a_queue_of_another_broker_that_goes_and_is_made_anew_at_once_is_c
                 await trio.sleep(0.001)
             await Client(town.nodes[1]).session.consume("q", tag="b", no_ack=True)
         assert made.consumer_count == 1
+
+
+async def test_a_queue_that_was_made_anew_while_its_leader_was_asked_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to go was the former one, which was declared auto-delete."""
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.declare_queue("q", durable=True, auto_delete=True)
+        former = broker.topology.queues["q"]
+
+        async def anew(queue: Queue) -> None:
+            monkeypatch.undo()
+            await broker.delete_queue("q")
+            await broker.declare_queue("q", durable=True)
+
+        monkeypatch.setattr(Queue, "refresh", anew)
+        await broker.see_off.__self__._delete_unused(former)  # type: ignore[attr-defined]
+        assert broker.topology.queues["q"].id != former.id
