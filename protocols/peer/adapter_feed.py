@@ -79,8 +79,17 @@ def _offset_entries(offsets: Mapping[Partition, Committed]) -> list[wire.OffsetE
 class FeedOut:
     """See the module. `begin` when the link is open, `lose` when it is lost."""
 
-    def __init__(self, broker: int, outbox: Outbox, interests: Interests, feeds: Feeds) -> None:
+    def __init__(
+        self,
+        broker: int,
+        outbox: Outbox,
+        interests: Interests,
+        feeds: Feeds,
+        takes_ids: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`takes_ids`: see `Challenge`."""
         self.broker = broker
+        self._takes_ids = takes_ids
         self._outbox = outbox
         self._feeds = feeds
         self._interests = interests
@@ -111,7 +120,7 @@ class FeedOut:
         """See `InterestLink`."""
         self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], _name(queue), name, to_entry(slab)))
 
-    def _write(self, frame: wire.FeedFrame) -> None:
+    def _write(self, frame: wire.FeedFrame | wire.CommitPlainOffsets) -> None:
         for piece in encode(frame):
             self._outbox.write(piece)
 
@@ -125,16 +134,22 @@ class FeedOut:
         else:
             raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who was dialled sends no '{type(frame).__name__}'")
 
-    async def commit_offsets(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+    async def commit_offsets(
+        self, group: str, offsets: Mapping[Partition, Committed], topic_ids: Mapping[str, bytes]
+    ) -> None:
         """Have the peer commit. Raises StorageUnavailable."""
-        await self._ask(lambda request: wire.CommitOffsets(request, _name(group), _offset_entries(offsets)))
+        entries, ids = _offset_entries(offsets), [(_name(topic), found) for topic, found in topic_ids.items()]
+        if self._takes_ids():
+            await self._ask(lambda request: wire.CommitOffsets(request, _name(group), entries, ids))
+        else:
+            await self._ask(lambda request: wire.CommitPlainOffsets(request, _name(group), entries))
 
     async def fetch_offsets(self, group: str, partitions: Sequence[Partition] | None) -> dict[Partition, Committed]:
         """Ask the peer. Raises StorageUnavailable."""
         wanted = None if partitions is None else [(_name(topic), partition) for topic, partition in partitions]
         return _offsets((await self._ask(lambda request: wire.FetchOffsets(request, _name(group), wanted))).entries)
 
-    async def _ask(self, make: Callable[[int], wire.CommitOffsets | wire.FetchOffsets]) -> wire.Offsets:
+    async def _ask(self, make: Callable[[int], wire.CommitPlainOffsets | wire.FetchOffsets]) -> wire.Offsets:
         def send(request: int) -> None:
             self._write(make(request))
             self._interests.want_turn()
@@ -159,9 +174,11 @@ class Feeds:
             raise StorageUnavailable(f"broker {broker}, which has the offsets of this group, cannot be reached")
         return found
 
-    async def commit_offsets(self, broker: int, group: str, offsets: Mapping[Partition, Committed]) -> None:
+    async def commit_offsets(
+        self, broker: int, group: str, offsets: Mapping[Partition, Committed], topic_ids: Mapping[str, bytes]
+    ) -> None:
         """See `Forward`."""
-        await self._to(broker).commit_offsets(group, offsets)
+        await self._to(broker).commit_offsets(group, offsets, topic_ids)
 
     async def fetch_offsets(
         self, broker: int, group: str, partitions: list[Partition] | None
@@ -213,7 +230,8 @@ class FeedIn:
             if self._group_offsets is None:
                 raise StorageUnavailable("no group offsets are kept here")
             if isinstance(frame, wire.CommitOffsets):
-                await self._group_offsets.commit_here(_text(frame.group), _offsets(frame.entries))
+                ids = {_text(topic): topic_id for topic, topic_id in frame.topic_ids}
+                await self._group_offsets.commit_here(_text(frame.group), _offsets(frame.entries), ids)
             else:
                 wanted = None
                 if frame.partitions is not None:

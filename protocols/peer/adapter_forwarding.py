@@ -60,7 +60,7 @@ class ForwardingAdapter(EngineAdapter):
         super().__init__(link, outbox, clock=clock, config=config)
         self._forwarding = engine.forwarding
         self._unsent = engine.unsent
-        self._feed = FeedOut(link.to, outbox, engine.interests, feeds)
+        self._feed = FeedOut(link.to, outbox, engine.interests, feeds, lambda: link.takes_ids)
         self._transactions = TransactionsOut(link.to, outbox, engine)
         self._slabs = SlabReader()
         self._publish = wire.Publish(0, [], [], [])

@@ -171,6 +171,8 @@ class Dialer(Link):
     ) -> None:
         super().__init__(config, me, kind, nonce, admit, loopback=loopback, wall_clock_ms=wall_clock_ms)
         self.to = to
+        self.takes_ids = False
+        """See `Challenge`."""
         self.clocks_apart: str | None = None
         """Set when the peer's clock is further from this one than it may be, by what."""
         self._hello = self._send(Hello(VERSION, VERSION, kind, *me, to, nonce))
@@ -185,7 +187,7 @@ class Dialer(Link):
             if frame.version != VERSION:
                 raise PeerError(ErrorCode.WRONG_VERSION, f"version {frame.version} was not offered")
             self.peer = PeerId(frame.cluster_id, frame.broker_id, frame.broker_epoch, frame.directory_id)
-            self.version = frame.version
+            self.version, self.takes_ids = frame.version, frame.takes_ids
             self._challenge = bytes(raw)
             if self._wall_clock_ms and frame.wall_clock_ms:
                 self._compare_clocks(frame.wall_clock_ms)
@@ -256,7 +258,7 @@ class Acceptor(Link):
         self.peer = PeerId(hello.cluster_id, hello.broker_id, hello.broker_epoch, hello.directory_id)
         self.version = VERSION
         self._hello = bytes(raw)
-        self._challenge = self._send(Challenge(VERSION, *self.me, self._nonce, self._wall_clock_ms))
+        self._challenge = self._send(Challenge(VERSION, *self.me, self._nonce, self._wall_clock_ms, True))
 
 
 def one_line(text: str) -> str:

@@ -111,6 +111,8 @@ class Challenge(_Handshake, tag=1):
     nonce: Nonce
     wall_clock_ms: Number = 0
     """Milliseconds since 1970 where it is sent; 0 where that is not said."""
+    takes_ids: bool = False
+    """Whether it takes the ids of topics with offsets that are to be committed."""
 
 
 class Answer(_Handshake, tag=2):

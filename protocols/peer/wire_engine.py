@@ -30,7 +30,7 @@ from protocols.peer.wire import (
     Pieces,
     Ranges,
 )
-from protocols.peer.wire_feed import FeedFrame, Forward
+from protocols.peer.wire_feed import CommitPlainOffsets, FeedFrame, Forward
 from protocols.peer.wire_places import Fenced, Numbered, Placed
 from protocols.peer.wire_slabs import Messages, Name, SlabEntry, write_array, write_column, write_head, write_slab
 from protocols.peer.wire_transactions import TransactionFrame
@@ -302,7 +302,7 @@ def decode(frame: BytesLike) -> AnyEngineFrame | Error:
         raise PeerError(ErrorCode.MALFORMED_FRAME, f"a frame that cannot be read: {error}") from None
 
 
-def encode(frame: AnyEngineFrame) -> Pieces:
+def encode(frame: AnyEngineFrame | CommitPlainOffsets) -> Pieces:
     """A frame with its length, in pieces: what is large is not copied."""
     packed: Pieces = []
     tag = type(frame).__struct_config__.tag

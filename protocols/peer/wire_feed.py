@@ -61,12 +61,18 @@ class OffsetEntry(Frame):
     note: Annotated[str, Meta(max_length=65_535)]
 
 
-class CommitOffsets(Frame, tag=35):
-    """Keep these for a group that the receiver leads."""
+class CommitPlainOffsets(Frame, tag=35):
+    """`CommitOffsets` for brokers of versions that take no ids."""
 
     request: Number
     group: Name
     entries: Annotated[list[OffsetEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class CommitOffsets(CommitPlainOffsets, tag=35):
+    """Keep these for a group that the receiver leads, if it knows the topics by the same ids."""
+
+    topic_ids: Annotated[list[tuple[Name, bytes]], Meta(max_length=ENTRIES_MAX)] = []
 
 
 class FetchOffsets(Frame, tag=36):

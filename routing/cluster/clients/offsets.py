@@ -30,8 +30,10 @@ logger = logging.getLogger(__name__)
 class Forward(Protocol):
     """To other brokers. Raises StorageUnavailable, also when that one does not lead."""
 
-    async def commit_offsets(self, broker: int, group: str, offsets: Mapping[Partition, Committed]) -> None:
-        """Have another broker commit."""
+    async def commit_offsets(
+        self, broker: int, group: str, offsets: Mapping[Partition, Committed], topic_ids: Mapping[str, bytes]
+    ) -> None:
+        """Have another broker commit; `topic_ids` are those that the topics have here."""
 
     async def fetch_offsets(
         self, broker: int, group: str, partitions: list[Partition] | None
@@ -89,11 +91,20 @@ class ReplicatedOffsets:
         may_forward = (lambda: False) if here else (lambda: self.forward is not None)
         return await self._stores.at(self.log_of(group), _what(group), may_forward=may_forward)
 
-    async def commit_here(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
-        """`commit` of a group that is led here, or will be soon. Raises StorageUnavailable."""
+    async def commit_here(
+        self, group: str, offsets: Mapping[Partition, Committed], topic_ids: Mapping[str, bytes] | None = None
+    ) -> None:
+        """`commit` of a group that is led here, or will be soon. `topic_ids` are those that who asks knows the topics
+        by: of two brokers that know different ones one is behind.
+
+        Raises StorageUnavailable.
+        """
         with self._coming.of(offsets) as left:
             found = await self._led(group, here=True)
         assert not isinstance(found, int)
+        for topic in {topic for topic, _ in left} & (topic_ids or {}).keys():
+            if topic_ids is not None and self._topic_id(topic) != topic_ids[topic]:
+                raise StorageUnavailable(f"topic '{topic}' is another one at the broker that has {_what(group)}")
         if left:
             await self._commit(group, left, *found)
 
@@ -113,7 +124,8 @@ class ReplicatedOffsets:
             return
         if isinstance(found, int):
             assert self.forward is not None
-            await self.forward.commit_offsets(found, group, left)
+            topic_ids = {topic: topic_id for topic, _ in left if (topic_id := self._topic_id(topic))}
+            await self.forward.commit_offsets(found, group, left, topic_ids)
         else:
             await self._commit(group, left, *found)
 

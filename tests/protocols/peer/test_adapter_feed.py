@@ -47,8 +47,12 @@ class Kept:
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[Partition, Committed]] = {}
+        self.topic_ids: Mapping[str, bytes] = {}
 
-    async def commit_here(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+    async def commit_here(
+        self, group: str, offsets: Mapping[Partition, Committed], topic_ids: Mapping[str, bytes]
+    ) -> None:
+        self.topic_ids = topic_ids
         if group == "refused":
             raise StorageUnavailable("not now")
         self.groups.setdefault(group, {}).update(offsets)
@@ -88,14 +92,18 @@ async def test_group_offsets() -> None:
     async with two() as both, trio.open_nursery() as nursery:
         feed, feeds, kept, pipe = linked(both, 1, nursery.start_soon)
         offsets = {("t", 0): Committed(5, "note"), ("t", 1): Committed(1 << 40)}
-        await feeds.commit_offsets(2, "g", offsets)
-        assert kept.groups == {"g": offsets}
+        ids = {"t": b"1" * 16}
+        await feeds.commit_offsets(2, "g", offsets, ids)
+        assert (kept.groups, kept.topic_ids) == ({"g": offsets}, {}), "a broker of an earlier version takes none"
+        feed._takes_ids = lambda: True
+        await feeds.commit_offsets(2, "g", offsets, ids)
+        assert (kept.groups, kept.topic_ids) == ({"g": offsets}, ids)
         assert await feeds.fetch_offsets(2, "g", None) == offsets
         assert await feeds.fetch_offsets(2, "g", [("t", 1), ("u", 0)]) == {("t", 1): Committed(1 << 40)}
         with pytest.raises(StorageUnavailable, match="not now"):
-            await feeds.commit_offsets(2, "refused", offsets)
+            await feeds.commit_offsets(2, "refused", offsets, ids)
         with pytest.raises(StorageUnavailable, match="cannot be reached"):
-            await feeds.commit_offsets(3, "g", offsets)
+            await feeds.commit_offsets(3, "g", offsets, ids)
         pipe.cut = True
 
         async def lose() -> None:
@@ -104,7 +112,7 @@ async def test_group_offsets() -> None:
 
         nursery.start_soon(lose)
         with pytest.raises(StorageUnavailable, match="does not answer"):
-            await feed.commit_offsets("g", offsets)
+            await feed.commit_offsets("g", offsets, ids)
         assert not feeds.by_broker
 
 

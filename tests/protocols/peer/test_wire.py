@@ -22,7 +22,7 @@ LARGE = bytes(range(256)) * 300
 
 HANDSHAKE: list[tuple[wire.AnyFrame, list[Any]]] = [
     (wire.Hello(1, 2, "replica", "c1", 3, 77, "d9", 1, N), [0, 1, 2, "replica", "c1", 3, 77, "d9", 1, N]),
-    (wire.Challenge(1, "c1", 1, 78, "d8", N, 1 << 40), [1, 1, "c1", 1, 78, "d8", N, 1 << 40]),
+    (wire.Challenge(1, "c1", 1, 78, "d8", N, 1 << 40, True), [1, 1, "c1", 1, 78, "d8", N, 1 << 40, True]),
     (wire.Answer(b""), [2, b""]),
     (wire.Answer(N), [2, N]),
     (wire.Accepted(N), [3, N]),

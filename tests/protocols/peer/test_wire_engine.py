@@ -124,8 +124,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (wire_feed.Forward(b"/", [], b"", b"", SMALL), [34, b"/", [], b"", b"", SMALL_LIST]),
     (wire_feed.Forward(b"v", [b"k", b"\xff"], b"q", b"n", FULL), [34, b"v", [b"k", b"\xff"], b"q", b"n", FULL_LIST]),
     (
-        wire_feed.CommitOffsets(1, b"g", [wire_feed.OffsetEntry(b"t", 0, MAX, "note")]),
-        [35, 1, b"g", [[b"t", 0, MAX, "note"]]],
+        wire_feed.CommitOffsets(1, b"g", [wire_feed.OffsetEntry(b"t", 0, MAX, "note")], [(b"t", b"id")]),
+        [35, 1, b"g", [[b"t", 0, MAX, "note"]], [[b"t", b"id"]]],
     ),
     (wire_feed.FetchOffsets(1, b"g", None), [36, 1, b"g", None]),
     (wire_feed.FetchOffsets(1, b"g", [(b"t", 3)]), [36, 1, b"g", [[b"t", 3]]]),
@@ -157,6 +157,13 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
     assert msgpack.unpackb(body) == expected
     assert wire.decode(body) == frame
     assert wire.decode(memoryview(msgpack.packb(expected))) == frame
+
+
+def test_offsets_of_brokers_that_know_no_ids_and_for_them() -> None:
+    entries = [wire_feed.OffsetEntry(b"t", 0, 5, "")]
+    body = b"".join(wire.encode(wire_feed.CommitPlainOffsets(1, b"g", entries)))[4:]
+    assert msgpack.unpackb(body) == [35, 1, b"g", [[b"t", 0, 5, ""]]]
+    assert wire.decode(body) == wire_feed.CommitOffsets(1, b"g", entries)
 
 
 def test_every_kind_is_in_the_table() -> None:

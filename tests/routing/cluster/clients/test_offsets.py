@@ -21,6 +21,23 @@ from tests.support.home_cluster import HOMES, mesh, until
 PLACES: list[Partition] = [("t", 0), ("t", 1)]
 
 
+class Passed:
+    """To another broker, without a link."""
+
+    def __init__(self, there: ReplicatedOffsets) -> None:
+        self._there = there
+
+    async def commit_offsets(
+        self, broker: int, group: str, offsets: Mapping[Partition, Committed], topic_ids: Mapping[str, bytes]
+    ) -> None:
+        await self._there.commit_here(group, offsets, topic_ids)
+
+    async def fetch_offsets(
+        self, broker: int, group: str, partitions: list[Partition] | None
+    ) -> dict[Partition, Committed]:
+        return await self._there.fetch_here(group, partitions)
+
+
 async def test_what_is_noted_while_a_commit_is_under_way_is_one_more() -> None:
     async with mesh() as brokers:
         offsets = brokers.members[1].broker.offsets
@@ -173,6 +190,29 @@ async def test_a_commit_that_waits_for_a_leader_commits_nothing_in_topics_that_a
                 await trio.sleep(0.01)
         assert offsets.known(group) == {PLACES[0]: Committed(5)}
         assert not offsets.unstable(group)
+
+
+async def test_offsets_of_a_former_topic_that_another_broker_passes_on_are_refused() -> None:
+    """It had not heard that the topic was made anew: what was before them in the new one came to nobody."""
+    async with mesh() as brokers:
+        members = brokers.members.values()
+        log = offsets_log(0)
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in members))
+        leader = brokers.members[brokers.members[1].part.leader_of(log)[0]]
+        behind = next(m for m in members if m is not leader)
+        there, here = leader.broker.offsets, behind.broker.offsets
+        assert isinstance(there, ReplicatedOffsets)
+        assert isinstance(here, ReplicatedOffsets)
+        group = next(g for g in map(str, range(1000)) if there.log_of(g) == 0)
+        await leader.broker.create_topic("t")
+        await until(lambda: "t" in behind.broker.topics and there.store_of(group) is not None)
+        here.forward = Passed(there)
+        await here.commit(group, {("t", 0): Committed(5)})
+        assert await there.fetch(group) == {("t", 0): Committed(5)}
+        here._topic_id = lambda name: b"former"
+        with pytest.raises(StorageUnavailable, match="is another one"):
+            await here.commit(group, {("t", 0): Committed(9)})
+        assert await there.fetch(group) == {("t", 0): Committed(5)}
 
 
 async def test_who_begins_to_lead_several_reads_one_at_a_time() -> None:
