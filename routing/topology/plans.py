@@ -62,14 +62,23 @@ def _require_equal(
     what: str, vhost: str, asked: Mapping[str, Any], have: Mapping[str, Any], names: Iterable[str]
 ) -> None:
     """Raises PreconditionFailed for the first of the named arguments that differs."""
+    argument = _first_difference(asked, have, names)
+    if argument is not None:
+        one, other = asked.get(argument, _ABSENT), have.get(argument, _ABSENT)
+        say = _say_one if one is _ABSENT or other is _ABSENT else _say
+        raise PreconditionFailed(
+            f"inequivalent arg '{argument}' for {what} in vhost '{vhost}': received {say(one)} but current is "
+            f"{say(other)}"
+        )
+
+
+def _first_difference(asked: Mapping[str, Any], have: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of the named arguments in which these differ. Who names no type of a queue means `classic`."""
     for argument in names:
         one, other = asked.get(argument, _ABSENT), have.get(argument, _ABSENT)
         if not _same(one, other) and not (argument == "x-queue-type" and _classic(one) and _classic(other)):
-            say = _say_one if one is _ABSENT or other is _ABSENT else _say
-            raise PreconditionFailed(
-                f"inequivalent arg '{argument}' for {what} in vhost '{vhost}': received {say(one)} but current is "
-                f"{say(other)}"
-            )
+            return argument
+    return None
 
 
 # --- virtual hosts -------------------------------------------------------------------------
@@ -171,22 +180,24 @@ def check_queue_equals(
     asked = {"durable": durable and not exclusive, "auto_delete": auto_delete}
     have = {"durable": found.durable and not found.exclusive, "auto_delete": found.auto_delete}
     _require_equal(what, vhost.name, asked, have, asked)
-    kind = found.arguments.get("x-queue-type", "classic")
-    compared = _COMPARED if kind != VIEW else [*_COMPARED, VIEW_START]
-    if kind == VIEW and not any(name in arguments for name in _OF_VIEWS):
-        compared = [name for name in _COMPARED if name not in _OF_VIEWS]
+    if all(_first_difference(arguments, known, _compared(arguments, known)) for known in found.formerly):
+        _require_equal(what, vhost.name, arguments, found.arguments, _compared(arguments, found.arguments))
+
+
+def _compared(asked: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
+    """Which arguments count when a queue that has these is declared with those that are asked for."""
+    kind = have.get("x-queue-type", "classic")
     if kind == "classic":
-        compared = [name for name in compared if name != "x-queue-leader-locator"]
-    if not any(_agree(arguments, known, compared) for known in found.formerly):
-        _require_equal(what, vhost.name, arguments, found.arguments, compared)
+        return [name for name in _COMPARED if name != "x-queue-leader-locator"]
+    if kind != VIEW:
+        return _COMPARED
+    if any(name in asked for name in _OF_VIEWS):
+        return [*_COMPARED, VIEW_START]
+    return [name for name in _COMPARED if name not in _OF_VIEWS]
 
 
 def _classic(kind: object) -> bool:
     return kind is _ABSENT or kind == "classic"
-
-
-def _agree(asked: Mapping[str, Any], have: Mapping[str, Any], names: Iterable[str] = _COMPARED) -> bool:
-    return all(asked.get(argument, _ABSENT) == have.get(argument, _ABSENT) for argument in names)
 
 
 def alter_queue(vhost: VirtualHost, name: str, changes: Mapping[str, Any], owner: object) -> Plan:
@@ -199,7 +210,7 @@ def alter_queue(vhost: VirtualHost, name: str, changes: Mapping[str, Any], owner
     guards = [vhost_key(vhost.name)]
     if wanted == queue.arguments:
         return Plan(guards=[*guards, queue_key(vhost.name, name)])
-    formerly = [one for one in (*queue.formerly, queue.arguments) if not _agree(one, wanted)]
+    formerly = [one for one in (*queue.formerly, queue.arguments) if _first_difference(one, wanted, _COMPARED)]
     written = queue.partition.durable
     if any(wanted.get(one) != queue.arguments.get(one) for one in (VIEW_TOPIC, VIEW_START, VIEW_FILTER)):
         raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' cannot become a view of something else")

@@ -59,6 +59,22 @@ async def test_priorities_come_and_go_with_messages_waiting(crash: bool) -> None
         assert await bodies_in(running) == ["2:9", "5:9", "3:1", "0:0", "1:3", "4:0"]
 
 
+@pytest.mark.parametrize("first", [{}, {"x-queue-type": "classic"}])
+async def test_what_was_the_same_before_still_is(first: dict[str, str]) -> None:
+    """Programs that declared the queue in another way than the first one did, and might."""
+    ways: list[dict[str, str]] = [{}, {"x-queue-type": "classic"}, {"x-queue-leader-locator": "client-local"}]
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.declare_queue("q", durable=True, arguments=first)
+        for way in ways:
+            await broker.declare_queue("q", durable=True, arguments=way)
+        await broker.alter_queue("q", {"x-queue-type": "quorum"})
+        for way in (*ways, {"x-queue-type": "quorum"}):
+            await broker.declare_queue("q", durable=True, arguments=way)
+        with pytest.raises(PreconditionFailed, match="'x-queue-leader-locator'"):
+            await broker.declare_queue("q", durable=True, arguments={"x-queue-type": "quorum", **ways[2]})
+
+
 async def test_consumers_stay_and_messages_live_by_the_new_rules() -> None:
     async with engine(MemoryFiles()) as running:
         await declared(running, x_max_priority=5)
