@@ -84,7 +84,8 @@ def end_of_stragglers(partition: QueuePartition) -> int:
         size_bytes += segment.size
         if live * _LIVE_SHARE <= span:
             end, dead_bytes = following.base_offset, size_bytes * (span - live) // span
-    return end if dead_bytes >= log.config.segment_bytes and partition.searched_before < end else 0
+    worth_bytes = log.config.segment_bytes * (_LIVE_SHARE - 1) // _LIVE_SHARE  # no segment is full to the byte
+    return end if dead_bytes >= worth_bytes and partition.searched_before < end else 0
 
 
 # --- in a thread ---------------------------------------------------------------------------------------------------

@@ -89,6 +89,21 @@ async def test_a_delivered_message_does_not_keep_what_was_acknowledged_behind_it
         assert await running.drain("q") == []
 
 
+async def test_one_segment_is_enough() -> None:
+    async with engine(MemoryFiles(), **CONFIG) as running:
+        client = await held(running, "first")
+        home = running.home("q")
+        await running.queue("crowd")
+        while len(home.log.segments) < 2:
+            await running.client().publish_safely("crowd", *range(1_000))
+        await running.broker.purge_queue("crowd")
+        await running.synced()
+        await keep_house(running, home)
+        assert len(home.log.segments) == 1
+        client.requeue(1)
+        assert client.take_bodies() == ["first"]
+
+
 @pytest.mark.parametrize("sealed", [False, True], ids=["not written yet", "written"])
 async def test_what_is_received_meanwhile_is_not_written_again(sealed: bool) -> None:
     async with engine(MemoryFiles(), **CONFIG) as running:
