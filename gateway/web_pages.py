@@ -1,4 +1,4 @@
-"""The doors for HTTP itself: the page, `POST /api/NAME`, `GET /metrics` in Prometheus' text format, `GET /healthz`.
+"""The doors for HTTP itself: the page, `POST /api/NAME`, `GET /metrics` in Prometheus' text format, `GET /healthz` ...
 
 1. Who asks for figures is a user with the tag `monitoring` or `administrator`; who asks for an operation needs what
    that does (`web_api`). `web_login` tells who it is. Nobody needs a user for the health and for the page, which says
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from gateway.errors import Refused
+from gateway.health import HealthChecks
 from gateway.http import Exchange, Page, Request
 from gateway.web_api import PREFIX, WebApi
 from gateway.web_files import WebFiles
@@ -64,6 +65,7 @@ class WebPages:
         self._authenticate = authenticate
         self._api = WebApi(broker, shell, config, authenticate)
         self._files = WebFiles()
+        self._health = HealthChecks(broker, terms)
         try:
             from gateway.metrics import Metrics
 
@@ -104,12 +106,12 @@ class WebPages:
 
     async def _page(self, request: Request, asking: Asking) -> Page:
         """Raises Refused."""
-        if request.path not in ("/metrics", "/healthz"):
+        if request.path != "/metrics" and request.path not in self._health:
             found = self._files.page(request)
         if request.method not in _METHODS:
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "this is asked for with GET", [("Allow", ", ".join(_METHODS))])
-        if request.path == "/healthz":
-            return self._health()
+        if request.path in self._health:
+            return self._health.page(request.path)
         if request.path != "/metrics":
             return found
         await self._require_rights(request, asking)
@@ -120,13 +122,6 @@ class WebPages:
                 ",".join(request.headers.get("accept", ())), request.tokens("accept-encoding")
             )
         return HTTPStatus.OK, headers, body
-
-    def _health(self) -> Page:
-        """Whether clients are served. Raises Refused."""
-        cluster = self._broker.cluster
-        if cluster is not None and not cluster.serves:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "this broker is not registered in its cluster now")
-        return HTTPStatus.OK, [("Content-Type", "text/plain; charset=utf-8")], b"ok\n"
 
     async def _require_rights(self, request: Request, asking: Asking) -> None:
         """Raises Refused."""

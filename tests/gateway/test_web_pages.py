@@ -206,6 +206,8 @@ async def test_a_member_of_a_cluster_is_well_while_it_serves(capsys: pytest.Capt
         ("GET /metrics HTTP/1.1", {}, "200 OK"),
         ("HEAD /metrics HTTP/1.1", {}, "200 OK"),
         ("GET /healthz HTTP/1.0", {}, "200 OK"),
+        ("GET /healthz/alarms HTTP/1.1", {"Host": "evil.example"}, "200 OK"),
+        ("GET /healthz/nothing HTTP/1.1", {}, "404 Not Found"),
         ("GET http://localhost/metrics HTTP/1.1", {"Host": "evil.example"}, "200 OK"),
         ("GET http://evil.example/metrics HTTP/1.1", {}, "401 Unauthorized"),
         ("GET HTTP://localhost?verbose=1 HTTP/1.1", {}, "200 OK"),

@@ -67,6 +67,11 @@ def is_single_copy(state: LogState) -> bool:
     return len(state.isr) <= 1
 
 
+def needs(state: LogState, broker: int) -> bool:
+    """Whether one of several replicas is in sync without which too few would be for anything to be confirmed."""
+    return len(state.replicas) > 1 and broker in state.isr_brokers and len(state.isr) <= max(state.min_insync, 1)
+
+
 class Health:
     """See the module; `run` it beside the engine. `topics` are names by id."""
 
