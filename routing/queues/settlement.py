@@ -73,9 +73,9 @@ def encode_destinations(set_id: int, queue_ids: Iterable[int]) -> bytes:
 
 
 def decode_destinations(value: bytes) -> tuple[int, tuple[int, ...]]:
-    """Set id and queue ids."""
+    """Set id and queue ids, each once: earlier versions may have written one twice."""
     ids = struct.unpack(f">{len(value) // 4}I", value[: len(value) // 4 * 4])
-    return ids[0], ids[1:]
+    return ids[0], tuple(dict.fromkeys(ids[1:]))
 
 
 def encode_settled(settled: Iterable[tuple[int, int, int]]) -> bytes:

@@ -142,11 +142,11 @@ class Route:
         found = copy(self)
         found._instead, found.homes = instead, []
         for home, destinations in self.homes:
-            if home in instead:
-                home = instead[home]
-                queues = tuple(queue for queue in self.queues if queue.id in destinations.definition.queue_ids)
-                destinations = home.destination_set(queues).within(destinations.once_in_ms)
-            found.homes.append((home, destinations))
+            there = instead.get(home)
+            if there is not None:
+                queues = tuple(queue for queue in self.queues if queue.partition is home)
+                destinations = there.destination_set(queues).within(destinations.once_in_ms)
+            found.homes.append((home if there is None else there, destinations))
         found.guarded = [queue for queue in self.guarded if queue.partition not in instead]
         found.asks = self.asks or len(found.guarded) < len(self.guarded)
         found.remembering = [queue for queue in self.remembering if queue.partition not in instead]

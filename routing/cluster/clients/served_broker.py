@@ -132,7 +132,9 @@ class ServedBroker:
             elif queue_ids[0] == NO_QUEUE:
                 offset = self._obey(home, slab)
             else:
-                queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
+                # Earlier versions may name one twice while its home is handed over.
+                there = [queue_id for queue_id in dict.fromkeys(queue_ids) if queue_id in home.queues]
+                queues = tuple(home.queues[queue_id] for queue_id in there)
                 asks = queue_ids[-1] != NO_QUEUE
                 once_in_ms = NO_DUPLICATES if queue_ids[0] == ALL_NEW else once_in_ms
                 offset = self._put(home, queues, once_in_ms, slab, position, taken, asks=asks) if queues else 0

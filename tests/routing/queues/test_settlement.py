@@ -54,9 +54,13 @@ def test_settled(settled: list[tuple[int, int, int]], value: bytes) -> None:
     assert list(decode_settled(value)) == settled
 
 
-@given(_UINT32, st.lists(_UINT32, max_size=50).map(tuple))
+@given(_UINT32, st.lists(_UINT32, max_size=50, unique=True).map(tuple))
 def test_destinations_round_trip(set_id: int, queue_ids: tuple[int, ...]) -> None:
     assert decode_destinations(encode_destinations(set_id, queue_ids)) == (set_id, queue_ids)
+
+
+def test_a_queue_that_is_named_twice_is_one() -> None:
+    assert decode_destinations(encode_destinations(1, (3, 2, 3))) == (1, (3, 2))
 
 
 @given(st.lists(st.tuples(_UINT32, st.integers(0, (1 << 63) - 1), st.integers(1, (1 << 32) - 1)), max_size=50))
