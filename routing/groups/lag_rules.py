@@ -9,7 +9,8 @@
 4. With `dead-letter` it is moved as far, a MiB at a time, each when the records in it that readers see are copied to
    `TOPIC.dlq` (`republishing/dead_letter_topics.py`) and committed there: none is lost, and what was copied when the
    broker died is copied once more. `_PIECES_MAX` at a time; the rest when it is looked at the next time.
-5. A group has a position where it has committed one. While a transaction may change that it is let be.
+5. A group has a position where it has committed one. While a transaction may change that it is let be. So is it in a
+   topic that was made anew since it was looked at.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class LagRules:
                 moves[place] = end - config.max_lag
             elif config.max_lag_action == "dead-letter":
                 await self._bury(group, place, partition, end - config.max_lag)
+        moves = {place: offset for place, offset in moves.items() if self._is_there(found[place][0])}
         if not moves:
             return
         try:
@@ -136,11 +138,13 @@ class LagRules:
         try:
             for _ in range(_PIECES_MAX):
                 at = offsets.known(group, [place]).get(place, (end, ""))[0]
-                if at >= end or groups.unstable(group, [place]):
+                if at >= end or groups.unstable(group, [place]) or not self._is_there(partition):
                     break
                 count, reached = await bury_range(self._broker, partition, at, end, {"reason": "lag", "group": group})
                 self.dead_letters += count
-                if reached <= at or not await groups.move_on(group, {place: reached}):
+                if reached <= at or not self._is_there(partition):
+                    break
+                if not await groups.move_on(group, {place: reached}):
                     break
                 at = reached
         except (GroupError, BrokerError, LogError) as error:
@@ -150,6 +154,11 @@ class LagRules:
                 "%d records of partition %d of topic %s that group %s is behind are in %s now, and it goes on at %d",
                 self.dead_letters - before, place[1], place[0], group, place[0] + SUFFIX, at,
             )  # fmt: skip
+
+    def _is_there(self, partition: TopicPartition) -> bool:
+        """Its topic is not deleted, also not if there is another one of the name."""
+        topic = self._broker.topics.get(partition.topic_name)
+        return topic is not None and partition in topic.partitions
 
 
 def _has_rule(partitions: list[TopicPartition]) -> bool:

@@ -21,6 +21,7 @@ from routing.republishing import dead_letter_topics
 from routing.topics import seen_records
 from routing.topics.offset_store import Committed
 from routing.topics.topic_config import log_config
+from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import Engine, engine, killed, passing
 from tests.routing.queues.test_views import append
 from tests.support.metrics import series
@@ -276,3 +277,27 @@ def test_only_groups_that_are_named_can_be_moved() -> None:
         log_config(config | {"millrace.max.lag.action": "dead-letter"}, BrokerConfig())
     found = log_config(config | {"millrace.max.lag.groups": "a,b"}, BrokerConfig())
     assert (found.max_lag, found.max_lag_action, list(found.max_lag_groups)) == (4, "skip", ["a", "b"])
+
+
+@pytest.mark.parametrize("config", [SKIP, DEAD_LETTER])
+async def test_a_group_is_not_moved_on_in_a_topic_that_is_made_anew_meanwhile(
+    config: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was moved to where it had to be in the former one, far behind the end of this."""
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await topic(running, **config)
+        await stand(running, "g", 0)
+
+        async def anew(partition: TopicPartition, deadline_s: float) -> tuple[int, int]:
+            monkeypatch.undo()
+            await broker.delete_topic("t")
+            await broker.create_topic("t", config={"millrace.max.lag": "4"} | config)
+            await append(running, 1, 2)
+            await stand(running, "g", 1)
+            return 0, 10
+
+        monkeypatch.setattr(lag_rules, "ends_of", anew)
+        await broker.lag_rules.look()
+        assert await position(running, "g") == 1
+        assert (broker.lag_rules.skips, broker.lag_rules.dead_letters) == (0, 0)
