@@ -126,10 +126,7 @@ def _still_there(client: BlockingClient, options: ReadOptions, ranges: Sequence[
         if not one.topic_id or now.get(one.topic, one.topic_id) == one.topic_id:
             found.append(one)
         elif options.fail_on_data_loss:
-            raise DataLoss(
-                f"{one.topic} was deleted and made again since the read of {one.start_offset} to {one.end_offset} of "
-                f"partition {one.partition} was planned; failOnDataLoss=false leaves out what is gone"
-            )
+            raise _made_again(one)
     return found
 
 
@@ -206,7 +203,12 @@ def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, gr
         waited = False
         while True:
             try:
-                found = client.fetch(one.topic, one.partition, offset, size, containing=groups).batches
+                result = client.fetch(one.topic, one.partition, offset, size, containing=groups)
+                if one.topic_id and result.topic_id and result.topic_id.hex() != one.topic_id:
+                    if options.fail_on_data_loss:
+                        raise _made_again(one)
+                    return []
+                found = result.batches
                 if not found and not waited:  # who leads now may hear only later how far it was committed
                     waited = client.list_offsets(one.topic, one.partition, "latest") is not None
                     continue
@@ -245,6 +247,13 @@ def _batches(client: BlockingClient, reading: _Reading, options: ReadOptions, gr
             elif not header.is_control:
                 size, count = size + len(batch), count + header.last_offset_delta + 1
             offset = header.next_offset
+
+
+def _made_again(one: OffsetRange) -> DataLoss:
+    return DataLoss(
+        f"{one.topic} was deleted and made again since the read of {one.start_offset} to {one.end_offset} of "
+        f"partition {one.partition} was planned; failOnDataLoss=false leaves out what is gone"
+    )
 
 
 def _gone(one: OffsetRange) -> DataLoss:

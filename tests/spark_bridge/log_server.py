@@ -40,6 +40,8 @@ class LogServer:
         self.topics = topics
         self.ids: dict[str, bytes] = {}
         """Of topics whose ids it says."""
+        self.fetched_ids: dict[str, bytes] = {}
+        """What it says in answers to fetch in their place."""
         self.version = version
         """Of the protocol."""
         self.fetches = 0
@@ -116,6 +118,7 @@ class LogServer:
                 fetched = self._fetch(self._log(entry.topic, entry.partition), entry, request.containing)
                 if self.fetches in self.early_fetches:
                     fetched.records = memoryview(b"")
+                fetched.topic_id = self.fetched_ids.get(entry.topic, self.ids.get(entry.topic, b""))
                 self.fetched_bytes += len(fetched.records)
                 return wire.FetchReply(number, [fetched])
         raise AssertionError(f"unexpected request {request}")

@@ -224,6 +224,16 @@ def test_a_topic_that_was_made_anew_and_is_longer(three: LogServer) -> None:
     assert strict() == whole, "a broker that says no ids"
 
 
+def test_a_topic_that_is_made_anew_while_it_is_read(three: LogServer) -> None:
+    """Its records stood for those of the former one."""
+    three.ids["t"] = b"1" * 16
+    strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")
+    three.fetched_ids["t"] = b"2" * 16  # behind the look whether it is there still
+    with pytest.raises(DataLoss, match="t was deleted and made again since the read of 5 to 23 of partition 0 was"):
+        strict()
+    assert lenient() == []
+
+
 @pytest.mark.parametrize("left", [None, []])
 def test_a_topic_or_partition_that_is_gone_since_the_read_was_planned(three: LogServer, left: list[Any] | None) -> None:
     strict, lenient = planned_then(three), planned_then(three, failOnDataLoss="false")

@@ -46,11 +46,14 @@ Which = Literal["earliest", "latest"] | int
 
 
 class FetchResult(Struct):
-    """What `BlockingClient.fetch` got: whole batches, the first of which may begin before the offset asked for."""
+    """What `BlockingClient.fetch` got: whole batches, the first of which may begin before the offset asked for, and the
+    id of the topic that they are of, where the broker says it.
+    """
 
     batches: list[memoryview]
     high_watermark: int
     log_start_offset: int
+    topic_id: bytes = b""
 
 
 class TopicDescription(Struct):
@@ -357,7 +360,8 @@ class BlockingClient(BlockingGroups):
         (fetched,) = self.fetch_many([entry], max_bytes, max_wait_ms, min_bytes, containing)
         if fetched.error is not None:
             raise error_from_wire(fetched.error)
-        return FetchResult(split_batches(fetched.records), fetched.high_watermark, fetched.log_start_offset)
+        batches = split_batches(fetched.records)
+        return FetchResult(batches, fetched.high_watermark, fetched.log_start_offset, fetched.topic_id)
 
     def fetch_many(
         self,
