@@ -15,10 +15,12 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 from routing.queues import reservations
-from routing.queues.packed_ranges import COUNT_BITS, Range, from_bytes, holds, merged, pack, to_bytes, unpack, without
+from routing.queues.packed_ranges import COUNT_BITS, Range, from_bytes, holds, pack, to_bytes, unpack
 from routing.queues.settlement import (
     CARRIED_KEY,
     COMPLETED_KEY,
@@ -129,13 +131,24 @@ class StateChanges:
 
 
 def _held(before: bytes, changes: Iterable[tuple[bool, int, int]]) -> bytes:
-    """What is received and not completed: these were before, and then came changes."""
-    packed = from_bytes(before)
-    added: list[Range] = []
-    for received, first, count in changes:
-        if received:
-            added.append((first, count))
-        else:
-            packed = without(pack(merged([*unpack(packed), *added])), [(first, count)])
-            added.clear()
-    return to_bytes(pack(merged([*unpack(packed), *added])))
+    """What is received and not completed: these were before, and then came changes, any number of them. Of all that is
+    said of a message the last counts.
+    """
+    said = [(first, first + count, 0, True) for first, count in unpack(from_bytes(before))]
+    said += [(first, first + count, -at, received) for at, (received, first, count) in enumerate(changes, 1)]
+    said.sort()
+    edges = sorted({edge for first, end, _, _ in said for edge in (first, end)})
+    held: list[Range] = []
+    over: list[tuple[int, int, bool]] = []
+    """A heap of what was said of the messages at an edge, the last of it first, and of others that are behind."""
+    at = 0
+    for edge, following in pairwise(edges):
+        while at < len(said) and said[at][0] == edge:
+            _, end, last, received = said[at]
+            heappush(over, (last, end, received))
+            at += 1
+        while over and over[0][1] <= edge:
+            heappop(over)
+        if over and over[0][2]:
+            held.append((edge, following - edge))
+    return to_bytes(pack(held))
