@@ -203,11 +203,12 @@ def purge_queue(client: BlockingClient, as_json: bool, **given: Any) -> None:
 @vhost_option
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True)
 @click.option("--bytes-max", type=COUNT, default=4096, show_default=True, help="Of each body.")
+@click.option("--delayed", is_flag=True, help="Those that wait for their time, with the id to cancel them by.")
 @with_json
 @with_client
-def peek_queue(client: BlockingClient, as_json: bool, **given: Any) -> None:
+def peek_queue(client: BlockingClient, as_json: bool, delayed: bool, **given: Any) -> None:
     """Print the messages that come next out of queue NAME. They stay there."""
-    found = client.administer("queues.peek", **given)
+    found = client.administer("queues.peek", **given, **({"delayed": True} if delayed else {}))
     columns = list(found[0]) if found else ["exchange", "key", "body"]
     show(columns, [list(one.values()) for one in found], as_json)
 

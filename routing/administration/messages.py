@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from routing.administration.forwarded import ask_leader
 from routing.administration.operations import LOOKS, has_tag, operation, plain, require_short
+from routing.administration.queues import delayed_first
 from routing.administration.shown import BODY_BYTES, shown_message
 from routing.commits import storage_errors
 from routing.errors import (
@@ -191,12 +192,19 @@ def _publish_kept(session: Session, slab: Slab, kept: Slab) -> None:
 
 @operation("queues.peek", tags=None)
 async def peek(
-    broker: Broker, user: str, name: str, vhost: str = "/", limit: int = 10, bytes_max: int = BODY_BYTES
+    broker: Broker,
+    user: str,
+    name: str,
+    vhost: str = "/",
+    limit: int = 10,
+    bytes_max: int = BODY_BYTES,
+    delayed: bool = False,
 ) -> list[dict[str, Any]]:
     """The messages that come next out of a queue, at most `limit` and `PEEKED_MAX`, with at most `bytes_max` bytes of
     each body. They stay where they are, and nobody can tell that they were looked at. `returns` is how often one came
     back, in queues that count it. A connection's own queue is shown to users with the tag `monitoring` or
-    `administrator`.
+    `administrator`. Or, if told so, those that wait for their time, due first, with the `id` and `due_at_ms` that
+    `delayed.list` has.
     """
     if user:  # else another broker asks, which has seen to it
         broker.rights.grants(user, vhost).require("read", "queue", name)
@@ -210,19 +218,27 @@ async def peek(
         raise ResourceLocked(f"queue '{name}' in vhost '{vhost}' belongs to a connection alone")
     if queue.elsewhere:
         told = {"name": name, "vhost": vhost, "limit": limit, "bytes_max": bytes_max}
+        if delayed:  # a broker of an earlier version knows of no such thing
+            told["delayed"] = True
         there: list[dict[str, Any]] = await ask_leader(broker, queue, "queues.peek", told)
         return there
     if queue.settings.view_of is not None:
         raise PreconditionFailed(f"'{name}' is a view: read its topic '{queue.settings.view_of}'")
     queue.require_led()
     with trio.move_on_after(_PATIENCE_S):
-        return await _peeked(queue, min(max(limit, 0), PEEKED_MAX), bytes_max)
+        return await _peeked(queue, min(max(limit, 0), PEEKED_MAX), bytes_max, delayed)
     raise StorageUnavailable(f"the messages of queue '{name}' could not be read in {_PATIENCE_S:.0f} s")
 
 
-async def _peeked(queue: Queue, limit: int, bytes_max: int) -> list[dict[str, Any]]:
+async def _peeked(queue: Queue, limit: int, bytes_max: int, delayed: bool) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
-    for offset, again in list(islice(_next(queue), limit)):
+    named: dict[int, dict[str, int]] = {}
+    if delayed:
+        named = {offset: {"id": offset, "due_at_ms": due_ms} for due_ms, offset in delayed_first(queue, limit)}
+        looked_at = [(offset, False) for offset in named]
+    else:
+        looked_at = list(islice(_next(queue), limit))
+    for offset, again in looked_at:
         entry = queue.store.find(offset)
         if entry is None:
             await queue.store.load_now(offset, queue)
@@ -238,7 +254,9 @@ async def _peeked(queue: Queue, limit: int, bytes_max: int) -> list[dict[str, An
             "redelivered": again or offset < queue.redelivered_before,
             "returns": None if queue.returns is None else 0 if tries is None else tries.returns,
         }
-        shown.append({**where, **shown_message(slab.properties_of(at), slab.bodies[at], bytes_max)})
+        shown.append(
+            {**named.get(offset, {}), **where, **shown_message(slab.properties_of(at), slab.bodies[at], bytes_max)}
+        )
     return shown
 
 

@@ -269,11 +269,15 @@ async def list_delayed(
         told = {"queue": queue, "vhost": vhost, "limit": limit, "start": start}
         listed: dict[str, Any] = await ask_leader(broker, there, "delayed.list", told)
         return listed
-    found = islice(there.rules.delayed(), DELAYED_LOOKED_AT_MAX)
-    earliest = nsmallest(max(min(limit, 1000), 0), found) if not start else []
+    earliest = delayed_first(there, min(limit, 1000)) if not start else []
     tries = {} if there.returns is None else there.returns.tries
     rows = ((offset, due_ms, tries.get(offset, FIRST).failures) for due_ms, offset in earliest)
     return table(("id", "due_at_ms", "failures"), rows, 0)
+
+
+def delayed_first(queue: Queue, limit: int) -> list[tuple[int, int]]:
+    """(due time in ms, offset) of delayed messages, those due first."""
+    return nsmallest(max(limit, 0), islice(queue.rules.delayed(), DELAYED_LOOKED_AT_MAX))
 
 
 @operation("delayed.cancel")

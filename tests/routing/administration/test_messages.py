@@ -157,6 +157,21 @@ async def test_the_order_is_that_in_which_messages_go_out() -> None:
         assert found == [body for body, _ in await running.drain("q")]
 
 
+async def test_what_waits_for_its_time_is_told_apart() -> None:
+    async with engine(MemoryFiles(), stripe_cache_bytes=0) as running:
+        await running.queue("q", arguments={"x-delayed": True})
+        for number, delay_ms in enumerate((9000, 7000, 8000, 0)):
+            await ask(running, "messages.publish", routing_key="q", body=str(number), headers={"x-delay": delay_ms})
+        assert bodies(await peek(running)) == ["3"]
+        found = await peek(running, delayed=True)
+        assert bodies(found) == ["1", "2", "0"]
+        listed = await ask(running, "delayed.list", queue="q")
+        assert [[one["id"], one["due_at_ms"], 0] for one in found] == listed["rows"]
+        assert bodies(await peek(running, delayed=True, limit=1)) == ["1"]
+        await ask(running, "delayed.cancel", queue="q", id=found[1]["id"])
+        assert bodies(await peek(running, delayed=True)) == ["1", "0"]
+
+
 async def test_messages_that_left_memory_are_read_back() -> None:
     async with engine(MemoryFiles(), stripe_cache_bytes=0) as running:
         await running.queue("q")
