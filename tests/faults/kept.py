@@ -38,7 +38,7 @@ _PATIENCE_S = 20.0
 _SETTLED_S = 0.2
 _MESSAGES = 12
 _DELAY_MS = 1500
-_COMPACTED, _TRANSACTED, _EXCHANGE, _STREAM, _DEAD = ("kept.compacted", "kept.tx", "kept", "kept.stream", "kept.dead")
+COMPACTED, _TRANSACTED, _EXCHANGE, _STREAM, _DEAD = ("kept.compacted", "kept.tx", "kept", "kept.stream", "kept.dead")
 _LASTING_MS = 3_600_000
 _QUEUE = {
     "x-max-priority": 4,
@@ -99,7 +99,7 @@ class Kept:
         number = self._generations
         with BlockingClient(_server(broker), timeout_s=_PATIENCE_S) as client:
             if not number:
-                client.create_topic(_COMPACTED, config={"cleanup.policy": "compact", "segment.bytes": "65536"})
+                client.create_topic(COMPACTED, config={"cleanup.policy": "compact", "segment.bytes": "65536"})
                 client.create_topic(_TRANSACTED)
             self._fill_topics(client, number)
             user = f"kept-{number}"
@@ -133,9 +133,9 @@ class Kept:
             key, value = f"k{self._dice.randrange(20)}", number * 1000 + place
             builder = BatchBuilder(0, -1, int(time.time() * 1000))
             builder.add(0, key.encode(), b"%d %b" % (value, b"." * 3000), [])
-            client.produce(_COMPACTED, 0, builder.build())
+            client.produce(COMPACTED, 0, builder.build())
             self._latest[key] = value
-        client.commit_offsets(f"kept-{number}", {(_COMPACTED, 0): number + 7}, metadata="where it was")
+        client.commit_offsets(f"kept-{number}", {(COMPACTED, 0): number + 7}, metadata="where it was")
 
     def _fill_transactions(self, broker: BrokerProcess, number: int) -> None:
         with BlockingTransactionalProducer(_server(broker), "kept-writer") as producer:
@@ -153,10 +153,10 @@ class Kept:
                     producer.abort()
 
     def _check_topics(self, client: BlockingClient, broker: BrokerProcess) -> None:
-        config = client.describe_topic(_COMPACTED).config
+        config = client.describe_topic(COMPACTED).config
         assert config["cleanup.policy"] == "compact", config
         with BlockingConsumer(_server(broker), timeout_s=_PATIENCE_S, auto_offset_reset="earliest") as consumer:
-            rows = list(_records(consumer, client, _COMPACTED))
+            rows = list(_records(consumer, client, COMPACTED))
             found = {row.key.decode(): int(row.value.split()[0]) for row in rows if row.key is not None}
             assert found == self._latest, f"of a compacted topic {found} is there, not {self._latest}"
             there = [row.value.decode() for row in _records(consumer, client, _TRANSACTED)]
@@ -169,7 +169,7 @@ class Kept:
         assert there == wanted, f"of transactions {there} is there, not {wanted}"
         for number in range(self._generations):
             stood = client.committed_offsets(f"kept-{number}")
-            assert stood == {(_COMPACTED, 0): number + 7}, f"group kept-{number} stands at {stood}"
+            assert stood == {(COMPACTED, 0): number + 7}, f"group kept-{number} stands at {stood}"
         stood = client.committed_offsets("kept-movers")
         assert stood == {(_TRANSACTED, 0): self._stood}, f"the transactions' group stands at {stood}, not {self._stood}"
 
